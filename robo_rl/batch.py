@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What on-policy data looks like: a preallocated `Rollout` of T steps by N environments, and its minibatches.
+
+Axes: T num_steps, N num_envs, B a minibatch out of the flattened T * N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Generator, Tensor
+
+from robo_rl.errors import ContractError
+from robo_rl.types import ActionSample, EnvSpec, Obs
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """T steps of N environments, (T, N, ...) each; flat batches of it are (B, ...).
+
+    Attributes:
+        obs: what was acted on.
+        sample: the action with its log-prob, value and trace at collection time.
+        reward: float32, what the algorithm learns from (amended by reward models before advantages are computed).
+        terminated, truncated: bool ends of the step.
+        valid: bool, False where nobody may learn from the row.
+        next_value: float32, the critic's value of the true next observation; ignored where terminated.
+        ids: int64, `global_step * num_envs + row`, unique in a run; late answers are written to their own row by it.
+        advantage, value_target: float32, None until `functional.advantages` has filled them.
+        extras: further fields (teacher actions, reward terms) with one bool mask `has_<name>` each where they may be
+            missing.
+    """
+
+    obs: Obs
+    sample: ActionSample
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    next_value: Tensor
+    ids: Tensor
+    advantage: Tensor | None = None
+    value_target: Tensor | None = None
+    extras: dict[str, Tensor] | None = None
+
+    @staticmethod
+    def allocate(num_steps: int, spec: EnvSpec, obs: Obs, sample: ActionSample) -> Rollout:
+        """An empty rollout shaped after one observation and one sample (N, ...) of the run it is for."""
+
+        def like(x: Tensor) -> Tensor:
+            return torch.zeros((num_steps, *x.shape), dtype=x.dtype, device=x.device)
+
+        if sample.log_prob is None or sample.value is None:
+            raise ContractError("An on-policy rollout needs a policy that gives log_prob and value with each action.")
+        flags = torch.zeros(spec.num_envs, dtype=torch.bool, device=sample.log_prob.device)
+        return Rollout(
+            obs={k: like(v) for k, v in obs.items()},
+            sample=ActionSample(
+                action=like(sample.action),
+                log_prob=like(sample.log_prob),
+                value=like(sample.value),
+                trace={k: like(v) for k, v in sample.trace.items()},
+            ),
+            reward=like(sample.value),
+            terminated=like(flags),
+            truncated=like(flags),
+            valid=like(flags),
+            next_value=like(sample.value),
+            ids=like(flags.long()),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        return self.reward.shape[0]
+
+    def write(self, t: int, obs: Obs, sample: ActionSample) -> None:
+        """Store what was acted on at step t and the sample; copies, since environments reuse their buffers."""
+        for key, stored in self.obs.items():
+            stored[t].copy_(obs[key])
+        stored = self.sample
+        stored.action[t].copy_(sample.action)
+        assert stored.log_prob is not None and stored.value is not None  # allocate() refused samples without
+        assert sample.log_prob is not None and sample.value is not None
+        stored.log_prob[t].copy_(sample.log_prob)
+        stored.value[t].copy_(sample.value)
+        for key, trace in stored.trace.items():
+            trace[t].copy_(sample.trace[key])
+
+    def amend(self, ids: Tensor, values: Mapping[str, Tensor]) -> int:
+        """Write late answers, (M, ...) per field, to the rows with these ids; returns how many had expired.
+
+        A field is `reward` or a key of `extras`; an extra's mask `has_<name>` is set where it exists.
+        """
+        first = int(self.ids[0, 0])
+        flat = ids - first
+        known = (flat >= 0) & (flat < self.ids.numel())
+        where = flat[known]
+        for name, value in values.items():
+            target = self.reward if name == "reward" else (self.extras or {})[name]
+            target.flatten(0, 1)[where] = value[known].to(target.dtype)
+            if self.extras and f"has_{name}" in self.extras:
+                self.extras[f"has_{name}"].flatten(0, 1)[where] = True
+        return int((~known).sum())
+
+    def flatten(self) -> Rollout:
+        """The same data as one batch (T * N, ...); views, no copies."""
+        return _map(self, lambda x: x.flatten(0, 1))
+
+    def __getitem__(self, index: Tensor | slice) -> Rollout:
+        """Rows `index` of the first axis of every field."""
+        return _map(self, lambda x: x[index])
+
+
+def _map(rollout: Rollout, fn) -> Rollout:
+    def apply(x):
+        if isinstance(x, Tensor):
+            return fn(x)
+        if isinstance(x, dict):
+            return {k: fn(v) for k, v in x.items()}
+        if isinstance(x, ActionSample):
+            return ActionSample(*(apply(getattr(x, f.name)) for f in fields(x)))
+        return x
+
+    return replace(rollout, **{f.name: apply(getattr(rollout, f.name)) for f in fields(rollout)})
+
+
+def minibatches(batch: Rollout, size: int, generator: Generator) -> Iterator[Rollout]:
+    """One pass over a flat batch in random order, `size` rows at a time; the last one may be smaller."""
+    total = batch.reward.shape[0]
+    order = torch.randperm(total, generator=generator).to(batch.reward.device)
+    for start in range(0, total, size):
+        yield batch[order[start : start + size]]
