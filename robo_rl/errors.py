@@ -37,3 +37,11 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"Known: {', '.join(names)}."
     return ConfigError(f"Unknown {what} `{name}`. {hint}")
+
+
+class NonFiniteError(RoboRLError):
+    """A loss or gradient is NaN or infinite. `tensors` is the offending minibatch, flat, for whoever saves it."""
+
+    def __init__(self, message: str, tensors: dict):
+        super().__init__(message)
+        self.tensors = tensors

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Diagonal Gaussians: the one density behind Gaussian policies and stochastic denoising steps.
+
+Axes: (..., A) in, (...) out; the last axis is summed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Log-density of `x`, summed over the last axis. A dimension with std 0 is deterministic and contributes 0."""
+    moving = std > 0
+    safe = torch.where(moving, std, torch.ones_like(std))
+    terms = -0.5 * ((x - mean) / safe) ** 2 - safe.log() - LOG_SQRT_2PI
+    return (terms * moving).sum(-1)
+
+
+def entropy(std: Tensor) -> Tensor:
+    """Differential entropy in nats, summed over the last axis; std > 0."""
+    return (std.log() + 0.5 + LOG_SQRT_2PI).sum(-1)
+
+
+def kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) -> Tensor:
+    """KL(p || q) in nats, summed over the last axis; both std > 0."""
+    ratio = std_p / std_q
+    return (0.5 * (ratio**2 + ((mean_p - mean_q) / std_q) ** 2 - 1) - ratio.log()).sum(-1)
+
+
+def tanh_log_det(u: Tensor) -> Tensor:
+    """log |d tanh(u) / du| = log(1 - tanh(u)^2), summed over the last axis, exact for large |u|.
+
+    Source: the identity log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)); the naive form is -inf from |u| = 9 on in
+    float32. Subtracting it from the density of u gives that of tanh(u) (Haarnoja et al. 2018, arXiv:1801.01290, eq. 21).
+    """
+    return (2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)

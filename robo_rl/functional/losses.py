@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of ratio-based policy gradients, and KL estimators. All are per element (B,); the caller averages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """PPO's loss of each sample, to be minimised.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7. `clip_high` above `clip_low` is DAPO's clip-higher (Yu et
+    al. 2025, arXiv:2503.14476, eq. 8). `dual_clip` c > 1 bounds the loss by c |A| where the advantage is negative (Ye
+    et al. 2020, arXiv:1912.09729, eq. 5): without it a ratio of 100 on a bad action gives a gradient a hundredfold.
+    """
+    ratio = log_ratio.exp()
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+    return loss
+
+
+def value_loss(
+    value: Tensor,
+    value_target: Tensor,
+    old_value: Tensor | None = None,
+    clip: float | None = None,
+    huber_delta: float | None = None,
+) -> Tensor:
+    """Half the squared error, or Huber's loss with `huber_delta`.
+
+    With `clip`, the larger of the losses at `value` and at `value` kept within `clip` of `old_value` (the PPO code of
+    Dhariwal et al. 2017, not in the paper).
+    """
+
+    def error(v: Tensor) -> Tensor:
+        if huber_delta is None:
+            return 0.5 * (v - value_target) ** 2
+        return huber_loss(v, value_target, reduction="none", delta=huber_delta)
+
+    if clip is None:
+        return error(value)
+    if old_value is None:
+        raise ValueError("value_loss with `clip` needs `old_value`.")
+    return torch.maximum(error(value), error(old_value + (value - old_value).clamp(-clip, clip)))
+
+
+def kl_k3(log_ratio: Tensor) -> Tensor:
+    """Schulman's estimator of KL(old || new) per sample: exp(r) - 1 - r >= 0, unbiased (joschu.net/blog/kl-approx)."""
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
+    """1 - Var(target - value) / Var(target); 1 is a perfect critic, 0 no better than a constant."""
+    return 1 - (value_target - value).var() / value_target.var().clamp_min(1e-12)
