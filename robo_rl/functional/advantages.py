@@ -36,8 +36,9 @@ def gae(
     Example: one environment, two steps, no end, gamma = gae_lambda = 0.5
         delta = [1 + 0.5 * 4 - 2, 3 + 0.5 * 6 - 4] = [1, 2];  advantage = [1 + 0.25 * 2, 2] = [1.5, 2]
     """
+    going = (~(terminated | truncated)).to(reward.dtype)
     delta = reward + gamma * next_value * ~terminated - value
-    decay = gamma * gae_lambda * ~(terminated | truncated)
+    decay = gamma * gae_lambda * going
     if valid is not None:
         decay = decay * torch.cat([valid[1:], torch.ones_like(valid[:1])])  # nothing flows back from an invalid row
     advantage = torch.empty_like(delta)

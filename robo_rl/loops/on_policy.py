@@ -64,10 +64,14 @@ class OnPolicy:
         metrics = self.algorithm.update(rollout, self.generator, self.progress)
         self.policy.update_statistics({k: v.flatten(0, 1) for k, v in rollout.obs.items()})
         end = time.perf_counter()
-        return metrics | self._episode_metrics() | {
-            "time/fps": self.num_steps * self.env.spec.num_envs / (end - start),
-            "time/collect_share": (collected - start) / (end - start),
-        }
+        return (
+            metrics
+            | self._episode_metrics()
+            | {
+                "time/fps": self.num_steps * self.env.spec.num_envs / (end - start),
+                "time/collect_share": (collected - start) / (end - start),
+            }
+        )
 
     @torch.no_grad()
     def collect(self) -> Rollout:

@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,8 @@ def _load(name):
 
 
 def _tensor(x):
-    x = torch.tensor(x)
-    return x.double() if x.is_floating_point() else x
+    x = np.asarray(x)  # float64, where torch.tensor would round to float32
+    return torch.from_numpy(x)
 
 
 def test_gae_equals_the_golden_numbers():
@@ -51,12 +52,12 @@ def test_surrogate_equals_the_golden_numbers(case, clip_high, dual_clip, masked)
     data = _load("03_ppo_losses.json")
     i, out = data["inputs"], data["outputs"][f"{case}|masked={masked}"]
     log_prob = _tensor(i["logprobs"]).requires_grad_()
-    mask = torch.tensor(i["loss_mask"]) if masked else torch.ones_like(log_prob, dtype=torch.bool)
+    mask = torch.tensor(i["loss_mask"]).bool() if masked else torch.ones_like(log_prob, dtype=torch.bool)
     log_ratio = log_prob - _tensor(i["old_logprobs"])
     loss = losses.clipped_surrogate(log_ratio, _tensor(i["advantages"]), 0.2, clip_high, dual_clip)
     mean = loss[mask].mean()
-    assert float(mean) == pytest.approx(out["float64"]["loss"], abs=1e-12)
-    assert float(losses.kl_k3(log_ratio)[mask].mean()) == pytest.approx(out["float64"]["k3"], abs=1e-12)
+    assert float(mean.detach()) == pytest.approx(out["float64"]["loss"], abs=1e-12)
+    assert float(losses.kl_k3(log_ratio.detach())[mask].mean()) == pytest.approx(out["float64"]["k3"], abs=1e-12)
     mean.backward()
     torch.testing.assert_close(log_prob.grad, _tensor(out["ref_grad_wrt_logprob"]), rtol=1e-5, atol=1e-7)
 
@@ -66,5 +67,5 @@ def test_value_loss_equals_the_golden_numbers(masked):
     data = _load("03_ppo_losses.json")
     i, out = data["inputs"], data["outputs"][f"value_clip0.2_huber10|masked={masked}"]
     loss = losses.value_loss(_tensor(i["values"]), _tensor(i["returns"]), _tensor(i["prev_values"]), 0.2, 10.0)
-    mask = torch.tensor(i["loss_mask"]) if masked else torch.ones_like(loss, dtype=torch.bool)
+    mask = torch.tensor(i["loss_mask"]).bool() if masked else torch.ones_like(loss, dtype=torch.bool)
     assert float(loss[mask].mean()) == pytest.approx(out["float64_loss"], abs=1e-9)
