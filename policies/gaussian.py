@@ -82,8 +82,8 @@ class GaussianPolicy(nn.Module):
             raise ConfigError(f"policy.squash needs bounded actions; `{spec.name}` has bounds {low} to {high}.")
         self.register_buffer("low", low)
         self.register_buffer("high", high)
-        self.register_buffer("half", torch.where(bounded, (high - low) / 2, torch.ones_like(low)))
-        self.register_buffer("centre", torch.where(bounded, (high + low) / 2, torch.zeros_like(low)))
+        self.register_buffer("scale", torch.where(bounded, (high - low) / 2, torch.ones_like(low)))
+        self.register_buffer("offset", torch.where(bounded, (high + low) / 2, torch.zeros_like(low)))
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False, generator: Generator | None = None) -> ActionSample:
@@ -149,7 +149,7 @@ class GaussianPolicy(nn.Module):
     def _to_action(self, unit: Tensor) -> Tensor:
         if self.config.squash:
             unit = unit.tanh()
-        return (self.centre + self.half * unit).clamp(self.low, self.high)
+        return (self.offset + self.scale * unit).clamp(self.low, self.high)
 
 
 def _encoder(config: GaussianConfig, spec: EnvSpec, keys: tuple[str, ...]) -> ObsEncoder:
