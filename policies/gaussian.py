@@ -109,7 +109,7 @@ class GaussianPolicy(nn.Module):
         mean, std = self._distribution(features)
         return Evaluation(
             log_prob=self._log_prob(sample.trace["unit"], mean, std),
-            entropy=gaussian.entropy(std),
+            entropy=gaussian.entropy(std[:1] if not self.config.state_dependent_std else std).expand(std.shape[0]),
             value=self._value(obs, features),
             mean=mean,
             std=std,

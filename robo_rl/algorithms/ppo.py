@@ -27,6 +27,7 @@ from robo_rl.errors import ConfigError, NonFiniteError
 from robo_rl.functional import gaussian
 from robo_rl.functional.advantages import gae
 from robo_rl.functional.losses import clipped_surrogate, explained_variance, kl_k3, value_loss
+from robo_rl.nn.flat import flatten_parameters
 from robo_rl.nn.normalizer import RewardScaler
 from robo_rl.types import Evaluation, Metrics, Policy
 
@@ -80,13 +81,13 @@ class PPO:
             raise ConfigError("algorithm.schedule `kl_adaptive` needs algorithm.target_kl, for example 0.015.")
         self.policy: Policy = policy  # type: ignore[assignment]  # a module with the protocol's methods
         self.config, self.terms = config, tuple(terms)
-        self.parameters = [p for p in policy.parameters() if p.requires_grad]
-        critic = {id(p) for n, p in policy.named_parameters() if n.startswith("critic")}
-        groups = [[p for p in self.parameters if (id(p) in critic) == is_critic] for is_critic in (False, True)]
+        trained = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
+        # One flat parameter for each learning rate.
+        separate = config.critic_learning_rate is not None
+        groups = [[p for name, p in trained if (separate and name.startswith("critic")) == flag] for flag in (False, True)]
+        self.parameters = [flatten_parameters(group) for group in groups if group]
         self.optimizer = torch.optim.Adam(
-            [{"params": group, "lr": config.learning_rate} for group in groups if group],
-            eps=config.adam_epsilon,
-            fused=True,  # one kernel a step instead of ten; on small networks the overhead is the cost
+            [{"params": [p], "lr": config.learning_rate} for p in self.parameters], eps=config.adam_epsilon, fused=True
         )
         device = self.parameters[0].device
         self.reward_scaler = RewardScaler(num_envs, config.gamma).to(device) if config.scale_reward else None
@@ -160,21 +161,21 @@ class PPO:
             (loss / config.gradient_accumulation).backward()
             last = i * config.minibatch_size >= batch.reward.shape[0]
             if i % config.gradient_accumulation == 0 or last:
-                norm = nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm, foreach=True)
+                norm = self._clip_gradients()
                 # A NaN anywhere in the loss or its gradient makes the norm NaN: one check covers all.
                 if not torch.isfinite(norm):
-                    self.optimizer.zero_grad()
+                    self._zero_gradients()
                     raise NonFiniteError(
                         f"PPO's gradient norm is {float(norm)} (loss {float(loss)}). The policy is unchanged since the "
                         "previous step. Look for extreme rewards or observations in the saved minibatch.",
                         flat_tensors(minibatch),
                     )
                 self.optimizer.step()
-                self.optimizer.zero_grad()
+                self._zero_gradients()
                 totals["grad_norm"].append(norm)
             for name, value in metrics.items():
                 totals[name].append(value)
-            kls.append(metrics["kl"] if "kl" in metrics else metrics["approx_kl"])
+            kls.append(metrics.get("kl", metrics["approx_kl"]))
         return torch.stack(kls).mean()
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
@@ -200,13 +201,12 @@ class PPO:
                 "policy_gradient_loss": policy_loss.detach(),
                 "value_loss": critic_loss.detach(),
                 "entropy_loss": -entropy.detach(),
+                "approx_kl": kl_k3(log_ratio).mean(),
                 "clip_fraction": ((ratio < 1 - config.clip) | (ratio > 1 + clip_high)).float().mean(),
             }
-            if evaluation.mean is not None and evaluation.std is not None and "mean" in sample.trace:
+            if config.target_kl is not None and evaluation.mean is not None and evaluation.std is not None:
                 old = sample.trace
                 metrics["kl"] = gaussian.kl(old["mean"], old["std"], evaluation.mean, evaluation.std).mean()
-            else:
-                metrics["approx_kl"] = kl_k3(log_ratio).mean()
         for term in self.terms:
             extra, extra_metrics = term(self.policy, batch, evaluation)
             loss = loss + extra
@@ -241,6 +241,20 @@ class PPO:
         if self.reward_scaler is not None:
             self.reward_scaler.load_state_dict(scaler)
         self._set_learning_rate(float(state["learning_rate"]))
+
+    def _clip_gradients(self) -> Tensor:
+        """Scale all gradients to a common norm of at most `max_grad_norm`; returns the norm before."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.stack([g.norm() for g in grads]).norm() if len(grads) > 1 else grads[0].norm()
+        scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(scale)
+        return norm
+
+    def _zero_gradients(self) -> None:
+        for p in self.parameters:
+            assert p.grad is not None  # flatten_parameters made it
+            p.grad.zero_()
 
     def _adapt_learning_rate(self, kl: float) -> None:
         config = self.config
