@@ -89,7 +89,8 @@ class GaussianPolicy(nn.Module):
     def act(self, obs: Obs, *, deterministic: bool = False, generator: Generator | None = None) -> ActionSample:
         """Actions (B, A) within the bounds, with log_prob and value (B,); `trace` holds u, mean and std (B, A)."""
         features = self.actor_encoder(obs)
-        mean, std = self._distribution(features)
+        mean, log_std = self._distribution(features)
+        std = log_std.exp().expand_as(mean)
         if deterministic:
             unit = mean
         else:
@@ -98,7 +99,7 @@ class GaussianPolicy(nn.Module):
             unit = mean + std * noise
         return ActionSample(
             action=self._to_action(unit),
-            log_prob=self._log_prob(unit, mean, std),
+            log_prob=self._log_prob(unit, mean, log_std),
             value=self._value(obs, features),
             trace={"unit": unit, "mean": mean, "std": std},
         )
@@ -106,13 +107,13 @@ class GaussianPolicy(nn.Module):
     def evaluate(self, obs: Obs, sample: ActionSample) -> Evaluation:
         """The density of `sample.trace["unit"]` now. Entropy is that of u: exact where not squashed."""
         features = self.actor_encoder(obs)
-        mean, std = self._distribution(features)
+        mean, log_std = self._distribution(features)
         return Evaluation(
-            log_prob=self._log_prob(sample.trace["unit"], mean, std),
-            entropy=gaussian.entropy(std[:1] if not self.config.state_dependent_std else std).expand(std.shape[0]),
+            log_prob=self._log_prob(sample.trace["unit"], mean, log_std),
+            entropy=gaussian.entropy(log_std).expand(mean.shape[0]),
             value=self._value(obs, features),
             mean=mean,
-            std=std,
+            std=log_std.exp().expand_as(mean),
         )
 
     def value(self, obs: Obs) -> Tensor:
@@ -132,17 +133,17 @@ class GaussianPolicy(nn.Module):
         return self.critic(features).squeeze(-1)
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (B, A) and log std, (B, A) or (A,) where it does not depend on the state."""
         out = self.actor(features)
         if self.config.state_dependent_std:
             mean, log_std = out.chunk(2, -1)
             log_std = log_std + self.config.log_std_init
         else:
             mean, log_std = out, self.log_std
-        std = log_std.clamp(self.config.log_std_min, self.config.log_std_max).exp()
-        return mean, std.expand_as(mean)
+        return mean, log_std.clamp(self.config.log_std_min, self.config.log_std_max)
 
-    def _log_prob(self, unit: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        log_prob = gaussian.log_prob(unit, mean, std)
+    def _log_prob(self, unit: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        log_prob = gaussian.log_prob(unit, mean, log_std)
         # The constant log-determinant of the scaling to the bounds cancels in every ratio and is left out.
         return log_prob - gaussian.tanh_log_det(unit) if self.config.squash else log_prob
 

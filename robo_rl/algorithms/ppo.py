@@ -14,6 +14,7 @@ Axes: T num_steps, N num_envs, B minibatch.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -194,15 +195,17 @@ class PPO:
             evaluation.value, batch.value_target, sample.value, config.value_clip, config.huber_delta
         ).mean()
         entropy = evaluation.entropy.mean()
-        loss = policy_loss + config.value_coef * critic_loss - config.entropy_coef * entropy
+        loss = policy_loss + config.value_coef * critic_loss
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * entropy
         with torch.no_grad():
-            ratio = log_ratio.exp()
+            low, high = math.log(1 - config.clip), math.log(1 + clip_high)
             metrics = {
                 "policy_gradient_loss": policy_loss.detach(),
                 "value_loss": critic_loss.detach(),
                 "entropy_loss": -entropy.detach(),
                 "approx_kl": kl_k3(log_ratio).mean(),
-                "clip_fraction": ((ratio < 1 - config.clip) | (ratio > 1 + clip_high)).float().mean(),
+                "clip_fraction": (log_ratio.clamp(low, high) != log_ratio).float().mean(),
             }
             if config.target_kl is not None and evaluation.mean is not None and evaluation.std is not None:
                 old = sample.trace

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
+from torch import Tensor, linalg
 from torch.nn.functional import softplus
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Log-density of `x` in nats, summed over the last axis; std > 0."""
-    z = (x - mean) / std
-    return (-0.5 * z * z - std.log()).sum(-1) - LOG_SQRT_2PI * x.shape[-1]
+def log_prob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density of `x` in nats, summed over the last axis. `log_std` is (..., A), or (A,) where all rows share it."""
+    z = (x - mean) * (-log_std).exp()
+    constant = log_std.sum(-1) + LOG_SQRT_2PI * x.shape[-1]
+    return -0.5 * linalg.vecdot(z, z) - constant
 
 
-def entropy(std: Tensor) -> Tensor:
-    """Differential entropy in nats, summed over the last axis; std > 0."""
-    return (std.log() + 0.5 + LOG_SQRT_2PI).sum(-1)
+def entropy(log_std: Tensor) -> Tensor:
+    """Differential entropy in nats, summed over the last axis."""
+    return log_std.sum(-1) + (0.5 + LOG_SQRT_2PI) * log_std.shape[-1]
 
 
 def kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) -> Tensor:

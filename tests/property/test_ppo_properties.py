@@ -108,8 +108,8 @@ SPEC = EnvSpec(
 def test_gaussian_log_prob_matches_torch():
     mean, std, x = torch.randn(5, 3), torch.rand(5, 3) + 0.1, torch.randn(5, 3)
     reference = torch.distributions.Normal(mean, std)
-    torch.testing.assert_close(gaussian.log_prob(x, mean, std), reference.log_prob(x).sum(-1))
-    torch.testing.assert_close(gaussian.entropy(std), reference.entropy().sum(-1))
+    torch.testing.assert_close(gaussian.log_prob(x, mean, std.log()), reference.log_prob(x).sum(-1))
+    torch.testing.assert_close(gaussian.entropy(std.log()), reference.entropy().sum(-1))
     other = torch.distributions.Normal(mean + 0.3, std * 1.7)
     torch.testing.assert_close(
         gaussian.kl(mean, std, mean + 0.3, std * 1.7), torch.distributions.kl_divergence(reference, other).sum(-1)
@@ -120,7 +120,7 @@ def test_squashed_density_integrates_to_one():
     policy = GaussianPolicy(GaussianConfig(squash=True, log_std_init=0.3), SPEC)
     action = torch.linspace(-0.999999, 0.999999, 200_001, dtype=torch.float64)
     unit = action.atanh()[:, None]
-    density = policy._log_prob(unit, torch.full_like(unit, 0.4), torch.full_like(unit, 0.8)).exp()
+    density = policy._log_prob(unit, torch.full_like(unit, 0.4), torch.full_like(unit, 0.8).log()).exp()
     assert float(torch.trapezoid(density, action)) == pytest.approx(1.0, abs=1e-3)
 
 
