@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward and inverse kinematics of a serial chain of hinges, for N configurations at once in numpy.
+
+Only element-wise arithmetic, no BLAS: a row's result does not depend on which other rows it is computed with.
+"""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+
+class Chain:
+    """The hinges between the world and one site of a MuJoCo model; each must turn about its body's z axis."""
+
+    def __init__(self, model: mujoco.MjModel, site: str):
+        site_id = model.site(site).id
+        bodies, body = [], int(model.site_bodyid[site_id])
+        while body:
+            bodies.insert(0, body)
+            body = int(model.body_parentid[body])
+        # Fixed transforms before each hinge; bodies without a joint are folded into the next one.
+        self.joints: list[int] = []
+        self._rotations: list[np.ndarray] = []
+        self._offsets: list[np.ndarray] = []
+        rotation, offset = np.eye(3), np.zeros(3)
+        for body in bodies:
+            offset = offset + rotation @ model.body_pos[body]
+            rotation = rotation @ _matrix(model.body_quat[body])
+            if model.body_jntnum[body]:
+                joint = int(model.body_jntadr[body])
+                if not np.array_equal(model.jnt_axis[joint], [0, 0, 1]):
+                    raise ValueError(f"Joint `{model.joint(joint).name}` does not turn about z.")
+                self.joints.append(joint)
+                self._rotations.append(rotation)
+                self._offsets.append(offset)
+                rotation, offset = np.eye(3), np.zeros(3)
+        self._rotations.append(rotation @ _matrix(model.site_quat[site_id]))
+        self._offsets.append(offset + rotation @ model.site_pos[site_id])
+        self.low = model.jnt_range[self.joints, 0]
+        self.high = model.jnt_range[self.joints, 1]
+
+    def forward(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Site position (N, 3) [m] and rotation (N, 3, 3), columns the site's axes, at joint angles (N, J) [rad]."""
+        position, rotation, _, _ = self._walk(q)
+        return position.T, rotation.transpose(2, 0, 1)
+
+    def jacobian(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Position, rotation, and their Jacobians (N, 3, J): linear [m/rad] and angular, in the world frame."""
+        position, rotation, anchors, axes = self._walk(q)
+        angular = np.stack([a.T for a in axes], axis=2)
+        arms = np.stack([(position - p).T for p in anchors], axis=2)
+        linear = np.cross(angular, arms, axis=1)
+        return position.T, rotation.transpose(2, 0, 1), linear, angular
+
+    def _walk(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[np.ndarray]]:
+        # The batch is the last axis here: numpy's loops are then long and contiguous (4 times faster).
+        cos, sin = np.cos(q.T), np.sin(q.T)
+        position = np.repeat(self._offsets[0][:, None], len(q), axis=1)
+        rotation = np.repeat(self._rotations[0][:, :, None], len(q), axis=2)
+        anchors, axes = [], []
+        for j in range(len(self.joints)):
+            x, y, z = rotation[:, 0], rotation[:, 1], rotation[:, 2]
+            anchors.append(position)
+            axes.append(z)
+            x, y = x * cos[j] + y * sin[j], y * cos[j] - x * sin[j]
+            offset, turn = self._offsets[j + 1], self._rotations[j + 1][:, None, :, None]
+            position = position + (x * offset[0] + y * offset[1] + z * offset[2])
+            rotation = x[:, None] * turn[0] + y[:, None] * turn[1] + z[:, None] * turn[2]
+        return position, rotation, anchors, axes
+
+
+def solve_down(
+    chain: Chain,
+    q: np.ndarray,
+    target: np.ndarray,
+    iterations: int = 3,
+    damping: float = 1e-5,
+    tilt_weight: float = 0.1,
+    max_turn: float = 0.2,
+    free: int = 4,
+) -> np.ndarray:
+    """Joint angles (N, J) near `q` that bring the site to `target` (N, 3) with its z axis up (fingers down).
+
+    Damped least squares (Wampler 1986) on the first `free` joints; the others keep their angles. Where the wrist
+    cannot point down, position wins over tilt by `1 / tilt_weight` [rad/m] squared.
+    """
+    q = q.copy()
+    up = np.array([0.0, 0.0, 1.0])
+    for _ in range(iterations):
+        position, rotation, linear, angular = chain.jacobian(q)
+        error = np.concatenate([target - position, tilt_weight * np.cross(rotation[:, :, 2], up)], axis=1)
+        jac = np.concatenate([linear, tilt_weight * angular], axis=1)[:, :, :free]
+        normal = np.einsum("nik,nil->nkl", jac, jac) + damping * np.eye(free)
+        step = np.linalg.solve(normal, np.einsum("nik,ni->nk", jac, error)[..., None])[..., 0]
+        q[:, :free] = np.clip(q[:, :free] + np.clip(step, -max_turn, max_turn), chain.low[:free], chain.high[:free])
+    return q
+
+
+def _matrix(quat: np.ndarray) -> np.ndarray:
+    matrix = np.empty(9)
+    mujoco.mju_quat2Mat(matrix, quat / np.linalg.norm(quat))
+    return matrix.reshape(3, 3)
