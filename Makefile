@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL := -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 SYSTEM_PACKAGES := libegl1 libgl1-mesa-dri libosmesa6 libgl1 libglib2.0-0 libxext6 ffmpeg libvulkan1
 TEST_EXTRAS := train,maniskill,sb3,dev
 SHORT_EXTRAS := train,dev

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -105,8 +105,9 @@ def bench(config: BenchConfig) -> list[results.Row]:
             new, page = ppo_parity(config), "ppo_parity"
         else:
             new, page = {"sim": sim, "ppo": ppo}[name](config), "speed"
-            cost = {"wall_s": time.perf_counter() - start, "cpu_s": cpu_seconds() - cpu}
-            new = [_with_cost(row, cost if i == 0 else None, name) for i, row in enumerate(new)]
+            new = [replace(r, command=f"python launch/bench.py {name} --write", commit=results.commit()) for r in new]
+            # Measured together; the first row carries the cost of all.
+            new[0] = replace(new[0], wall_s=time.perf_counter() - start, cpu_s=cpu_seconds() - cpu)
         for row in new:
             holds = {True: "holds", False: "DOES NOT HOLD", None: ""}[row.holds]
             print(f"{row.id}: {row.measured} (target: {row.target}) {holds}", flush=True)
@@ -260,12 +261,6 @@ def ratio_row(
         holds=median >= target,
         note=note,
     )
-
-
-def _with_cost(row: results.Row, cost: dict[str, float] | None, name: str) -> results.Row:
-    """The first row of a group carries the cost of all, since they were measured together."""
-    fields: dict[str, Any] = {"command": f"python launch/bench.py {name} --write", "commit": results.commit()}
-    return results.Row(**(asdict(row) | fields | (cost or {})))
 
 
 # --- contenders ----------------------------------------------------------------------------------------------
