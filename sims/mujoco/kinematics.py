@@ -75,8 +75,8 @@ def solve_down(
     q: np.ndarray,
     target: np.ndarray,
     iterations: int = 3,
-    damping: float = 1e-5,
-    tilt_weight: float = 0.1,
+    damping: float = 1e-6,
+    tilt_weight: float = 0.02,
     max_turn: float = 0.2,
     free: int = 4,
 ) -> np.ndarray:
@@ -86,15 +86,25 @@ def solve_down(
     cannot point down, position wins over tilt by `1 / tilt_weight` [rad/m] squared.
     """
     q = q.copy()
+    low, high = chain.low[:free], chain.high[:free]
     up = np.array([0.0, 0.0, 1.0])
     for _ in range(iterations):
         position, rotation, linear, angular = chain.jacobian(q)
         error = np.concatenate([target - position, tilt_weight * np.cross(rotation[:, :, 2], up)], axis=1)
         jac = np.concatenate([linear, tilt_weight * angular], axis=1)[:, :, :free]
-        normal = np.einsum("nik,nil->nkl", jac, jac) + damping * np.eye(free)
-        step = np.linalg.solve(normal, np.einsum("nik,ni->nk", jac, error)[..., None])[..., 0]
-        q[:, :free] = np.clip(q[:, :free] + np.clip(step, -max_turn, max_turn), chain.low[:free], chain.high[:free])
+        step = _damped(jac, error, damping)
+        # A joint at its limit would swallow its share of the motion: leave it out and let the others do it.
+        angles = q[:, :free]
+        blocked = ((angles <= low) & (step < 0)) | ((angles >= high) & (step > 0))
+        if blocked.any():
+            step = _damped(jac * ~blocked[:, None], error, damping)
+        q[:, :free] = np.clip(angles + np.clip(step, -max_turn, max_turn), low, high)
     return q
+
+
+def _damped(jac: np.ndarray, error: np.ndarray, damping: float) -> np.ndarray:
+    normal = np.einsum("nik,nil->nkl", jac, jac) + damping * np.eye(jac.shape[2])
+    return np.linalg.solve(normal, np.einsum("nik,ni->nk", jac, error)[..., None])[..., 0]
 
 
 def _matrix(quat: np.ndarray) -> np.ndarray:

@@ -64,7 +64,7 @@ class Physics:
 def build_xml(
     objects: Sequence[str] = ("red cube",),
     marker: Literal["ball", "disc", "none"] = "none",
-    physics: Physics = Physics(),  # noqa: B008 (frozen)
+    physics: Physics = Physics(),
 ) -> str:
     """The whole scene as MJCF text.
 

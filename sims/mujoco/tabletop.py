@@ -215,7 +215,7 @@ class TabletopEnv:
     def close(self) -> None:
         self._physics.close()
 
-    # --- starting episodes -----------------------------------------------------------------------------------------
+    # --- starting episodes -------------------------------------------------------------------------------------
 
     def _start_training(self, rows: np.ndarray) -> None:
         episode = self._next_episode[0] + np.arange(len(rows))
@@ -247,7 +247,7 @@ class TabletopEnv:
             for row, task in zip(rows.tolist(), task_id.tolist(), strict=True):
                 self._row_models[row] = self._models[task]
 
-    # --- acting ------------------------------------------------------------------------------------------------------
+    # --- acting ------------------------------------------------------------------------------------------------
 
     def _checked(self, action: Tensor) -> np.ndarray:
         array = np.asarray(action, dtype=np.float64)
@@ -281,7 +281,7 @@ class TabletopEnv:
         self._effort = EFFORT_COST * ((move * move).mean(axis=1) + (change * change).mean(axis=1))
         self._ctrl, self._move = target, move
 
-    # --- observing -----------------------------------------------------------------------------------------------------
+    # --- observing ---------------------------------------------------------------------------------------------
 
     def _scene(self, rows: slice | np.ndarray) -> Scene:
         qpos = self._state[rows, self._physics.qpos]
