@@ -12,14 +12,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from robo_rl.errors import ConfigError, ContractError
+from robo_rl.errors import ConfigError
 from robo_rl.types import VecEnv
 from sims.workers import WorkerLimits, WorkerVecEnv
 
 if TYPE_CHECKING:
-    from robo_rl.types import Obs, Step
-    import numpy as np
-    from torch import Tensor
+    pass
 
 
 @dataclass(frozen=True)

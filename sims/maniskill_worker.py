@@ -50,7 +50,9 @@ class ManiSkillSimulator:
         self._elapsed_steps += 1
         success = bool(info["success"]) if "success" in info else False
         terminated = (success and self._success_ends == "terminated") or ("fail" in info and bool(info["fail"]))
-        truncated = (success and self._success_ends == "truncated") or self._elapsed_steps >= self.spec.max_episode_steps
+        truncated = (
+            success and self._success_ends == "truncated"
+        ) or self._elapsed_steps >= self.spec.max_episode_steps
         arrays = {k: v[0].numpy() for k, v in flat_obs(obs, self._images).items()}
         return arrays, float(reward), terminated, truncated and not terminated, {"success": success}
 
@@ -96,7 +98,7 @@ def build(config: ManiSkillConfig, num_envs: int, gpu: bool) -> tuple[Any, EnvSp
         has_renderer = _has_renderer()
         if not has_renderer:
             _stub_materials()
-        import mani_skill.envs  # noqa: F401 (registers the tasks)
+        import mani_skill.envs
         from mani_skill.utils import download_asset
         from mani_skill.utils.registration import REGISTERED_ENVS
     except ImportError:

@@ -259,6 +259,7 @@ class WorkerVecEnv:
         worker.failures += 1
         message = f"{self.spec.name}: worker {worker.index} ({what}) failed: {cause}"
         if self._limits.on_failure == "raise" or worker.failures >= self._limits.max_failures:
+            worker.kill()  # it may hang, and close() would wait for it
             self.close()
             raise ContractError(f"{message}\nFailure {worker.failures} without an episode ended in between; giving up.")
         log.warning("%s\nReplacing it; %d episode(s) dropped.", message, len(worker.rows))

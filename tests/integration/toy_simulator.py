@@ -71,9 +71,13 @@ class ToySimulator:
                     self.position = float("nan")
         reached = self.position > 3.0
         info = {"success": reached, "distance": 3.0 - self.position}
-        return self._obs() if self.position == self.position else {
-            **self._obs_nan()
-        }, self.position, reached, self.steps >= self.config.max_episode_steps, info
+        return (
+            self._obs() if self.position == self.position else {**self._obs_nan()},
+            self.position,
+            reached,
+            self.steps >= self.config.max_episode_steps,
+            info,
+        )
 
     def _obs_nan(self):
         state = np.array([np.nan, self.steps], np.float32)
