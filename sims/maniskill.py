@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from robo_rl.errors import ConfigError
 from robo_rl.types import VecEnv
 from sims.workers import WorkerLimits, WorkerVecEnv
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class ManiSkillConfig:
     """Make `render()` possible; needs Vulkan."""
 
 
-def make(config: ManiSkillConfig, seed: int = 0, limits: WorkerLimits = WorkerLimits()) -> VecEnv:
+def make(config: ManiSkillConfig, seed: int = 0, limits: WorkerLimits | None = None) -> VecEnv:
     """The environment on the backend that `config` names.
 
     Raises:
@@ -68,4 +65,4 @@ def make(config: ManiSkillConfig, seed: int = 0, limits: WorkerLimits = WorkerLi
     from sims.maniskill_worker import make_simulator
 
     num_workers = config.num_workers or min(config.num_envs, os.cpu_count() or 1)
-    return WorkerVecEnv(make_simulator, config, config.num_envs, num_workers, seed, limits)
+    return WorkerVecEnv(make_simulator, config, config.num_envs, num_workers, seed, limits or WorkerLimits())

@@ -194,7 +194,9 @@ def _stub_materials() -> None:
 
 
 def _shorten_accessors() -> None:
-    """The same values with fewer steps in between: measured 420 -> 700 PushCube steps per CPU-second."""
+    """The same values with fewer steps in between; roughly doubles the steps per CPU-second of PushCube."""
+    from mani_skill.agents.base_agent import BaseAgent
+    from mani_skill.agents.controllers.base_controller import BaseController
     from mani_skill.utils.structs import Actor, Articulation, Link, Pose
 
     def getter(attribute: str) -> Any:
@@ -209,6 +211,24 @@ def _shorten_accessors() -> None:
         for joint, target in zip(joints, targets[0].tolist(), strict=True):
             joint._objs[0].set_drive_target(target)
 
-    Actor.pose = property(getter("pose"), Actor.pose.fset)
-    Link.pose = property(getter("entity_pose"), Link.pose.fset)
-    Articulation.set_joint_drive_targets = set_joint_drive_targets
+    def set_action(self: Any, action: torch.Tensor) -> None:
+        if not np.isfinite(action.numpy()).all():
+            raise ContractError(f"ManiSkill was given the action {action.tolist()}.")
+        self.controller.set_action(action)
+
+    def clip_and_scale_action(self: Any, action: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "_middle"):  # ManiSkill computes both anew in every step
+            low, high = self.action_space_low, self.action_space_high
+            self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
+        return self._middle + self._half * action.clip(-1, 1)
+
+    changes: dict[Any, dict[str, Any]] = {
+        Actor: {"pose": property(getter("pose"), Actor.pose.fset)},  # pyright: ignore[reportFunctionMemberAccess]
+        Link: {"pose": property(getter("entity_pose"), Link.pose.fset)},  # pyright: ignore[reportFunctionMemberAccess]
+        Articulation: {"set_joint_drive_targets": set_joint_drive_targets},
+        BaseAgent: {"set_action": set_action},
+        BaseController: {"_clip_and_scale_action": clip_and_scale_action},
+    }
+    for owner, attributes in changes.items():
+        for name, value in attributes.items():
+            setattr(owner, name, value)
