@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GAIN = 0.4  # of the way to go, per step
 MAX_STEP = 0.02  # m per step
 HOVER = 0.06  # m above the object before descending on it
-PUSHER = 0.02  # m from the tool centre to the middle of the closed fingers, against the gripper's x axis
+PUSHER = 0.0215  # m from the tool centre to the middle of the closed fingers, against the gripper's x axis
 GRASP_Z = -0.002  # m, tool centre below the object's centre
 
 
@@ -71,8 +71,10 @@ class TabletopExpert:
             tcp, _ = self._chain.forward(ctrl[:, :5])
             target[:, :5] = solve_down(self._chain, target[:, :5], tcp + step)
             target[:, 5] += grip
-            move = np.clip(target - ctrl, -MAX_DELTA, MAX_DELTA)
-            action = move / MAX_DELTA if self._control == "joint_delta" else ctrl + move
+            move = (target - ctrl) / MAX_DELTA
+            # All joints slow down together, so that the tool centre keeps its direction.
+            move /= np.maximum(np.abs(move).max(axis=1, keepdims=True), 1.0)
+            action = move if self._control == "joint_delta" else ctrl + move * MAX_DELTA
         action = np.clip(action, self._action.low, self._action.high)
         return ActionSample(torch.from_numpy(action.astype(np.float32)))
 
@@ -91,21 +93,16 @@ class TabletopExpert:
         rel = (pusher - thing)[:, :2]
         along = (rel * ahead).sum(axis=1)
         aside = np.linalg.norm(rel - along[:, None] * ahead, axis=1)
-        start = thing[:, :2] - 0.045 * ahead
-        low, high = 0.02, 0.075
-        behind = (along < -0.015) & (aside < 0.012)
-        arrived = np.linalg.norm(pusher[:, :2] - start, axis=1) < 0.012
-        # Push from behind at low height; else come down behind; else travel there above the object.
-        xy = np.where(
-            (behind & (pusher[:, 2] < 0.04))[:, None],
-            pusher[:, :2] + np.minimum(distance, 0.04) * ahead - (rel - along[:, None] * ahead),
-            start,
-        )
-        z = np.where(behind | arrived, low, high)
-        travelling = ~(behind | arrived) & (pusher[:, 2] < 0.055)
-        xy = np.where(travelling[:, None], pusher[:, :2], xy)
-        done = distance[:, 0] < 0.008
-        place = np.column_stack([xy, z])
+        start = thing[:, :2] - 0.05 * ahead
+        low = pusher[:, 2] < 0.035
+        pushing = low & (along < -0.015) & (aside < 0.012)
+        clear = (along < -0.036) & (aside < 0.025)
+        # Push from behind at low height; else come down behind; else rise, and travel there above the object.
+        forward = pusher[:, :2] + np.minimum(distance + 0.005, 0.035) * ahead - (rel - along[:, None] * ahead)
+        rising = ~(pushing | clear) & (pusher[:, 2] < 0.055)
+        xy = np.where(pushing[:, None], forward, np.where(rising[:, None], pusher[:, :2], start))
+        place = np.column_stack([xy, np.where(pushing | clear, 0.02, 0.075)])
+        done = distance[:, 0] < 0.016
         place = np.where(done[:, None], pusher, place) - offset
         still = np.zeros(len(xy))
         return place, still, still
