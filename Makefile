@@ -34,6 +34,7 @@ test: $(VENV)/.test  ## all tests (20 minutes at most)
 
 check: $(VENV)/.test  ## ruff, pyright, import-linter
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 

@@ -25,6 +25,7 @@ from robo_rl.algorithms.ppo import PPO, PPOConfig
 from robo_rl.app import results
 from robo_rl.errors import ConfigError, missing_extra
 from robo_rl.loops.on_policy import OnPolicy
+from robo_rl.types import ENVIRONMENT_STATE, STATE
 from sims.mujoco.gym_tasks import MujocoConfig
 from sims.mujoco.tabletop import TabletopConfig
 
@@ -161,7 +162,7 @@ def ppo(config: BenchConfig) -> list[results.Row]:
         ],
         config,
     )
-    learner, network = PPOConfig(), GaussianConfig()
+    learner, network = PPOConfig(), GaussianConfig(obs_keys=(STATE, ENVIRONMENT_STATE))
     peer_steps = learner.num_steps * NUM_ENVS // PEER_ENVS  # the same rollout from 8 environments: equal update counts
     tabletop = interleave(
         [

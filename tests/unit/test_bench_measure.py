@@ -56,7 +56,8 @@ def test_ratio_pairs_turns():
 
 def test_welch_interval_of_a_worked_example():
     # a = 1..5: mean 3, variance 2.5; b = 2, 4, 6, 8, 10: mean 6, variance 10. Standard error sqrt(2.5/5 + 10/5)
-    # = 1.5811; degrees of freedom 2.5^2 / (0.5^2/4 + 2^2/4) = 5.882; t(0.975, 5.882) = 2.4586; 3 - 6 -+ 2.4586 * 1.5811.
+    # = 1.5811;
+    # degrees of freedom 2.5^2 / (0.5^2/4 + 2^2/4) = 5.882; t(0.975, 5.882) = 2.4586.
     low, high = bench_parity.welch_interval([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
     assert low == pytest.approx(-3 - 3.8874, abs=2e-3)
     assert high == pytest.approx(-3 + 3.8874, abs=2e-3)

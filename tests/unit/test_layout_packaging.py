@@ -95,6 +95,14 @@ def test_all_is_every_extra_that_pip_can_install():
     assert listed == set(extras) - {"all", "ros"}
 
 
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_paths_named_in_a_page_exist(page):
+    text = (ROOT / page).read_text()
+    rooms = "|".join((*PACKAGES, "launch", "configs", "tests", "docs"))
+    named = set(re.findall(rf"(?<![\w/])((?:{rooms})/[\w/.-]*\w\.(?:py|yaml|md|json))(?![\w/])", text))
+    assert {p for p in named if not (ROOT / p).exists()} - {"sims/NAME.py", "docs/results/NAME.md"} == set()
+
+
 def test_every_python_file_names_its_licence():
     for path in (p for room in (*PACKAGES, "launch", "tests") for p in (ROOT / room).rglob("*.py")):
         assert path.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
