@@ -82,7 +82,7 @@ def flat_obs(obs: Any, images: bool) -> dict[str, torch.Tensor]:
         return {STATE: obs}
     from mani_skill.utils import common
 
-    state = common.flatten_state_dict({"agent": obs["agent"], "extra": obs["extra"]}, use_torch=True)
+    state: Any = common.flatten_state_dict({"agent": obs["agent"], "extra": obs["extra"]}, use_torch=True)
     return {STATE: state} | {f"{IMAGES}{name}": data["rgb"] for name, data in obs["sensor_data"].items()}
 
 
@@ -138,7 +138,7 @@ def build(config: ManiSkillConfig, num_envs: int, gpu: bool) -> tuple[Any, EnvSp
         raise
     except (NotImplementedError, KeyError, AssertionError) as error:
         raise ConfigError(f"ManiSkill refuses {config}: {type(error).__name__} {error}") from error
-    space = env.single_action_space
+    space: Any = env.single_action_space
     if not hasattr(space, "low"):
         raise ConfigError(f"{config.task} has several robots with an action each, which is not supported.")
     obs = flat_obs(env.reset(seed=0)[0], config.obs_mode != "state")
@@ -190,11 +190,13 @@ def _stub_materials() -> None:
     import sapien
 
     for module in (sapien.render, sapien.pysapien.render):
-        module.RenderMaterial = module.RenderTexture2D = _Shell
+        for name in ("RenderMaterial", "RenderTexture2D"):
+            setattr(module, name, _Shell)
 
 
 def _shorten_accessors() -> None:
-    """The same values with fewer steps in between; roughly doubles the steps per CPU-second of PushCube."""
+    """The same values with fewer steps in between; measured 1.35 times the steps per CPU-second of
+    PushCube and PickCube (best of 14 windows, one process: 553 -> 738 and 321 -> 450)."""
     from mani_skill.agents.base_agent import BaseAgent
     from mani_skill.agents.controllers.base_controller import BaseController
     from mani_skill.utils.structs import Actor, Articulation, Link, Pose
@@ -223,8 +225,8 @@ def _shorten_accessors() -> None:
         return self._middle + self._half * action.clip(-1, 1)
 
     changes: dict[Any, dict[str, Any]] = {
-        Actor: {"pose": property(getter("pose"), Actor.pose.fset)},  # pyright: ignore[reportFunctionMemberAccess]
-        Link: {"pose": property(getter("entity_pose"), Link.pose.fset)},  # pyright: ignore[reportFunctionMemberAccess]
+        Actor: {"pose": property(getter("pose"), _setter(Actor, "pose"))},
+        Link: {"pose": property(getter("entity_pose"), _setter(Link, "pose"))},
         Articulation: {"set_joint_drive_targets": set_joint_drive_targets},
         BaseAgent: {"set_action": set_action},
         BaseController: {"_clip_and_scale_action": clip_and_scale_action},
@@ -232,3 +234,7 @@ def _shorten_accessors() -> None:
     for owner, attributes in changes.items():
         for name, value in attributes.items():
             setattr(owner, name, value)
+
+
+def _setter(owner: type, name: str) -> Any:
+    return owner.__dict__[name].fset

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("mani_skill")
-pytestmark = pytest.mark.sim
-
 from robo_rl.errors import ConfigError
 from robo_rl.types import STATE
 from sims.maniskill import ManiSkillConfig, make
+
+pytest.importorskip("mani_skill")
+pytestmark = pytest.mark.sim
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,15 @@ def test_killed_mid_episode_is_replaced_and_counted(env) -> None:
     step = env.step(torch.zeros(2, 8))
     assert step.valid.tolist() == [True, False] and env.counters["respawned"] == respawned + 1
     assert env.step(torch.zeros(2, 8)).valid.all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_gpu_batch_keeps_the_contract() -> None:
+    check = pytest.importorskip("sims.check")
+    env = make(ManiSkillConfig(num_envs=16, backend="gpu"))
+    check.check_vec_env(env)
+    env.close()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from robo_rl.seeding import first_training_episode
 from sims.workers import WorkerLimits, WorkerVecEnv
 
 STATE, IMAGE = "observation.state", "observation.images.front"
+DEFAULT = ToyConfig()
 QUICK = WorkerLimits(start_s=60, reset_s=5, step_s=1.0)
 
 
@@ -28,7 +29,7 @@ QUICK = WorkerLimits(start_s=60, reset_s=5, step_s=1.0)
 def build():
     made: list[WorkerVecEnv] = []
 
-    def build(config: ToyConfig = ToyConfig(), num_envs: int = 3, **options) -> WorkerVecEnv:
+    def build(config: ToyConfig = DEFAULT, num_envs: int = 3, **options) -> WorkerVecEnv:
         made.append(WorkerVecEnv(make, config, num_envs, **({"limits": QUICK} | options)))
         return made[-1]
 
@@ -102,8 +103,7 @@ def test_failing_on_and_on_is_refused_with_the_cause(build) -> None:
     env = build(ToyConfig(fail_at=0.5), num_envs=2)
     env.reset()
     with pytest.raises(ContractError, match=r"(?s)row 0, call step.*the toy broke.*Failure 3"):
-        for _ in range(3):
-            env.step(actions(1, 0))
+        [env.step(actions(1, 0)) for _ in range(3)]
 
 
 def test_a_hung_worker_can_stop_the_run_and_is_named(build) -> None:
