@@ -48,7 +48,7 @@ class ToySimulator:
 
     def _obs(self) -> dict[str, np.ndarray]:
         state = np.array([self.position, self.steps], np.float32)
-        image = np.full((4, 6, 3), int(abs(self.position) * 10) % 256, np.uint8)
+        image = np.full((4, 6, 3), int(np.nan_to_num(abs(self.position)) * 10) % 256, np.uint8)
         return {"observation.state": state, "observation.images.front": image, "task_id": np.int64(self.task_id)}
 
     def reset(self, task_id: int, episode: int) -> dict[str, np.ndarray]:
@@ -71,21 +71,8 @@ class ToySimulator:
                     self.position = float("nan")
         reached = self.position > 3.0
         info = {"success": reached, "distance": 3.0 - self.position}
-        return (
-            self._obs() if self.position == self.position else {**self._obs_nan()},
-            self.position,
-            reached,
-            self.steps >= self.config.max_episode_steps,
-            info,
-        )
-
-    def _obs_nan(self):
-        state = np.array([np.nan, self.steps], np.float32)
-        return {
-            "observation.state": state,
-            "observation.images.front": np.zeros((4, 6, 3), np.uint8),
-            "task_id": np.int64(self.task_id),
-        }
+        truncated = self.steps >= self.config.max_episode_steps
+        return self._obs(), self.position, reached, truncated, info
 
     def render(self) -> np.ndarray:
         return np.full((8, 8, 3), self.steps % 256, np.uint8)
