@@ -19,7 +19,7 @@ from robo_rl.errors import ContractError
 from robo_rl.types import ENVIRONMENT_STATE, STATE, ActionSample, Continuous, EnvSpec
 from sims.mujoco import so101
 from sims.mujoco.kinematics import Chain, solve_down
-from sims.mujoco.tabletop import EE_STEP, MAX_DELTA
+from sims.mujoco.tabletop_control import EE_STEP, MAX_DELTA
 from sims.mujoco.tabletop_tasks import OPEN
 
 if TYPE_CHECKING:

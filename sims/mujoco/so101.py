@@ -111,7 +111,7 @@ _TEMPLATE = """
   <option timestep="{physics.timestep}" integrator="implicitfast" cone="elliptic" impratio="{physics.impratio}"
           iterations="{physics.iterations}" ls_iterations="{physics.ls_iterations}"/>
   <visual>
-    <quality offsamples="0" shadowsize="0"/>
+    <quality offsamples="0" shadowsize="0" numslices="12" numstacks="6" numquads="2"/>
     <global offwidth="640" offheight="480"/>
     <map znear="0.02"/>
   </visual>
@@ -164,7 +164,7 @@ _TEMPLATE = """
                 <joint name="wrist_roll" range="-2.7438472969992493 2.841206309382605"/>
                 <inertial pos="0.000213627 0.000245138 -0.025187" mass="0.087"
                           fullinertia="2.75087e-05 4.33657e-05 3.45059e-05 -3.35241e-07 -5.7352e-06 -5.17847e-08"/>
-                <camera name="wrist" pos="0 .06 -.02" quat=".966 -.259 0 0" fovy="70"/>
+                <camera name="wrist" pos=".012 .065 -.035" quat=".9537 -.3007 0 0" fovy="75"/>
                 <geom name="palm" class="finger" condim="3" pos=".005 0 -.03" size=".022 .018 .022" rgba=".2 .2 .2 1"/>
                 <geom name="fixed_finger" class="finger" pos="-.0068 -.0002 -.0795" size=".0052 .009 .0255"/>
                 <site name="gripperframe" group="3" pos="-0.0079 -0.000218121 -0.0981274"

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SO-101 tabletop as a VecEnv: N scenes stepped natively, everything else vectorised numpy.
 
-Every task has the same six actions, one per motor. Where nothing needs grasping (reach, push) the gripper's range is
-nearly shut. `joint_delta` moves each motor's target by up to 0.08 rad per step (gripper 0.2 rad), `joint_position`
-names the targets [rad]; `ee_delta` has five actions: it moves the commanded tool centre by up to 2 cm per step along
-the world's axes with the fingers kept down, the wrist's roll by up to 0.16 rad and the gripper by up to 0.2 rad. In all
-of them a target stays within 0.3 rad of the measured angle (no wind-up against an obstacle).
+Every task has the same actions (see `tabletop_control`). Where nothing needs grasping (reach, push) the gripper's range
+is nearly shut. Dense rewards lose a little for motion and for changes of it.
 
 Axes: N num_envs, M some of the rows.
 """
@@ -20,11 +17,13 @@ import numpy as np
 
 from robo_rl.errors import ConfigError, ContractError, unknown_name
 from robo_rl.seeding import first_training_episode, uniforms
-from robo_rl.types import ENVIRONMENT_STATE, STATE, TASK_ID, ArraySpec, Continuous, EnvSpec, Step
+from robo_rl.types import ENVIRONMENT_STATE, IMAGES, STATE, TASK_ID, ArraySpec, EnvSpec, Step
 from sims.mujoco import so101
-from sims.mujoco.kinematics import Chain, solve_down
+from sims.mujoco.cameras import Renderer, RenderPool
+from sims.mujoco.kinematics import Chain
 from sims.mujoco.physics import BatchPhysics
-from sims.mujoco.tabletop_tasks import TASKS, UNIFORMS, Scene
+from sims.mujoco.tabletop_control import MAX_DELTA, Control, action_spec, motor_targets
+from sims.mujoco.tabletop_tasks import DRAWS, TASKS, UNIFORMS, Scene, scattered, scene_objects
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from robo_rl.types import Obs
 
 CONTROL_HZ = 20.0
-MAX_DELTA = np.array([0.08, 0.08, 0.08, 0.08, 0.08, 0.2])  # rad per step
-EE_STEP = np.array([0.02, 0.02, 0.02, 0.16, 0.2])  # m, m, m, rad, rad per step
-MAX_LEAD = 0.3  # rad between target and measured angle
 MAX_SPEED = 100.0  # rad/s or m/s; beyond it the physics has failed
 EFFORT_COST = 0.01
 
@@ -46,11 +42,18 @@ class TabletopConfig:
     num_envs: int = 256
     reward: Literal["dense", "sparse"] = "dense"
     """dense: shaped at every step. sparse: 1 at the episode's first successful step, else 0."""
-    control: Literal["joint_delta", "joint_position", "ee_delta"] = "joint_delta"
+    control: Control = "joint_delta"
+    """What actions mean; see `sims.mujoco.tabletop_control`."""
     objects: tuple[str, ...] = ("red cube",)
     """Objects to handle, one task each; names from `sims.mujoco.so101.CATALOGUE`."""
     distractors: int = 0
     """Further objects on the table that have no part in the task."""
+    cameras: tuple[str, ...] = ()
+    """Pictures in the observation: any of front, wrist."""
+    image_size: int = 84
+    """Height and width of the pictures [pixels]."""
+    render_processes: int = 0
+    """Processes that draw; 0 draws in this one. Use one per core; they start by `spawn`."""
     horizon: int | None = None
     """Steps per episode; None takes the task's own."""
     terminate_on_success: bool = False
@@ -63,7 +66,11 @@ class TabletopConfig:
 
 class TabletopEnv:
     """A VecEnv. Observations besides pictures: `observation.state` (what the robot itself knows),
-    `observation.environment_state` (object and goal, exact) and `task_id`, the index of the object in `objects`."""
+    `observation.environment_state` (object and goal, exact) and `task_id`, the index of the object in `objects`.
+
+    `cameras_on`: False keeps the last pictures instead of drawing (steps inside a chunk that nobody looks at); set it
+    before the step or reset.
+    """
 
     def __init__(self, config: TabletopConfig, seed: int = 0):
         """Raises ConfigError for unknown names and impossible sizes."""
@@ -76,10 +83,10 @@ class TabletopEnv:
         self.horizon = config.horizon or self.task.horizon
         self.autoreset = True
         self.counters = {"non_finite": 0}
-        scenes = [_bodies(config, target) for target in config.objects]
-        self._models = [mujoco.MjModel.from_xml_string(so101.build_xml(bodies, self.task.marker)) for bodies in scenes]
+        scenes = [scene_objects(self.task, target, config.distractors) for target in config.objects]
+        xmls = [so101.build_xml(bodies, self.task.marker) for bodies in scenes]
+        self._models = [mujoco.MjModel.from_xml_string(xml) for xml in xmls]
         model = self._models[0]
-        self._bodies = len(scenes[0])
         self._physics = BatchPhysics(
             model, config.num_envs, round(1 / (CONTROL_HZ * model.opt.timestep)), config.num_threads
         )
@@ -99,6 +106,9 @@ class TabletopEnv:
         self._ended = np.zeros(n, bool)
         self._next_episode = np.array([first_training_episode(seed)])
         self._row_models = [model] * n
+        self.cameras_on = True
+        self._cameras = _renderer(config, xmls, self._models)
+        self._studio: Renderer | None = None  # for `render`, made when first asked
         self._place(np.arange(n), np.arange(n) % len(self._models), np.arange(n))
         self._obs = self._observe()
         self.spec = self._make_spec(scenes)
@@ -124,7 +134,8 @@ class TabletopEnv:
                     f"got shape {pairs.shape} with {pairs.tolist()[:3]}..."
                 )
             self._place(which, pairs[:, 0], pairs[:, 1])
-        self._obs = self._observe()
+        self._obs = {key: value.copy() for key, value in self._obs.items()}
+        self._refresh(self._obs, which)
         return self._tensors(self._obs)
 
     def step(self, action: Tensor) -> Step:
@@ -162,8 +173,8 @@ class TabletopEnv:
         truncated = (self._elapsed >= self.horizon) & ~terminated & ~waiting
 
         obs = self._observe(scene)
-        for key in (STATE, ENVIRONMENT_STATE):
-            obs[key][failed] = 0.0
+        for key in obs.keys() - {TASK_ID}:
+            obs[key][failed] = 0
         final_obs = obs
         ended = terminated | truncated
         if ended.any():
@@ -171,8 +182,7 @@ class TabletopEnv:
                 final_obs = {k: v.copy() for k, v in obs.items()}
                 which = np.flatnonzero(ended)
                 self._start_training(which)
-                for key, value in self._observe(rows=which).items():
-                    obs[key][which] = value
+                self._refresh(obs, which)
             else:
                 self._ended |= ended
         self._obs = obs
@@ -212,8 +222,18 @@ class TabletopEnv:
         self._obs = self._observe()
         return self._tensors(self._obs)
 
+    def render(self, rows: Tensor | None = None) -> np.ndarray:
+        """The front camera's view of the rows, (M, 240, 320, 3) uint8."""
+        which = np.arange(self.config.num_envs) if rows is None else np.asarray(rows, dtype=np.int64)
+        if self._studio is None:
+            self._studio = Renderer(self._models, ("front",), 240, 320)
+        return self._studio.render(self._state[which], self._goal[which], self._task_id[which])[:, 0].copy()
+
     def close(self) -> None:
         self._physics.close()
+        for renderer in (self._cameras, self._studio):
+            if renderer is not None:
+                renderer.close()
 
     # --- starting episodes -------------------------------------------------------------------------------------
 
@@ -227,7 +247,9 @@ class TabletopEnv:
         u = uniforms(task_id, episode, UNIFORMS)
         start = self.task.start(u)
         poses = [start.object, start.base] if self.task.has_base else [start.object]
-        poses += _scattered(uniforms(task_id, episode, 2 * 16 * self.config.distractors, stream=1), poses, start.goal)
+        if self.config.distractors:
+            draws = uniforms(task_id, episode, 2 * DRAWS * self.config.distractors, stream=1)
+            poses += scattered(draws, poses, start.goal)
         state = np.zeros((len(rows), self._physics.nstate))
         qpos = state[:, self._physics.qpos]
         qpos[:, :6] = start.q
@@ -263,19 +285,7 @@ class TabletopEnv:
         """Turn actions (N, A) into motor targets, within the joints' ranges and near the measured angles."""
         q = self._state[:, self._physics.qpos][:, :6]
         previous = self._ctrl
-        if self.config.control == "joint_delta":
-            target = previous + MAX_DELTA * np.clip(action, -1.0, 1.0)
-        elif self.config.control == "joint_position":
-            target = action
-        else:
-            move = np.clip(action, -EE_STEP, EE_STEP)
-            target = previous.copy()
-            target[:, 4:] += move[:, 3:]
-            tcp, _ = self._chain.forward(previous[:, :5])
-            target[:, :5] = solve_down(self._chain, target[:, :5], tcp + move[:, :3])
-        target = np.clip(target, self._low, self._high)
-        # The gripper's lead is its grip force; only the arm is kept near.
-        target[:, :5] = np.clip(target[:, :5], q[:, :5] - MAX_LEAD, q[:, :5] + MAX_LEAD)
+        target = motor_targets(self.config.control, action, previous, q, self._low, self._high, self._chain)
         move = np.clip((target - previous) / MAX_DELTA, -1.0, 1.0)
         change = move - self._move
         self._effort = EFFORT_COST * ((move * move).mean(axis=1) + (change * change).mean(axis=1))
@@ -309,11 +319,22 @@ class TabletopEnv:
         qvel = self._state[rows, self._physics.qvel]
         ctrl = self._ctrl[rows]
         own = [qpos[:, :6], qvel[:, :6], ctrl - qpos[:, :6], scene.tcp, self._tcp_axes, self._move[rows]]
-        return {
+        obs = {
             STATE: np.concatenate(own, axis=1, dtype=np.float32),
             ENVIRONMENT_STATE: np.concatenate(list(self.task.privileged(scene).values()), axis=1, dtype=np.float32),
             TASK_ID: self._task_id[rows].copy(),
         }
+        if self._cameras is not None:
+            drawn = None
+            if self.cameras_on:
+                drawn = self._cameras.render(self._state[rows], self._goal[rows], self._task_id[rows])
+            for i, name in enumerate(IMAGES + camera for camera in self.config.cameras):
+                obs[name] = drawn[:, i].copy() if drawn is not None else self._obs[name][rows].copy()
+        return obs
+
+    def _refresh(self, obs: dict[str, np.ndarray], rows: np.ndarray) -> None:
+        for key, value in self._observe(rows=rows).items():
+            obs[key][rows] = value
 
     def _tensors(self, obs: dict[str, np.ndarray]) -> Obs:
         import torch
@@ -326,14 +347,7 @@ class TabletopEnv:
         names += [f"last_move.{joint}" for joint in so101.JOINTS]
         privileged = self.task.privileged(self._scene(slice(0, 1)))
         known = [f"{part}.{axis}" for part in privileged for axis in "xyz"]
-        if self.config.control == "joint_delta":
-            action = Continuous((-1.0,) * 6, (1.0,) * 6, so101.JOINTS, tuple(f"{d} rad" for d in MAX_DELTA))
-        elif self.config.control == "joint_position":
-            action = Continuous(tuple(self._low.tolist()), tuple(self._high.tolist()), so101.JOINTS, ("rad",) * 6)
-        else:
-            parts = ("x", "y", "z", "wrist_roll", "gripper")
-            step = tuple(EE_STEP.tolist())
-            action = Continuous(tuple(-x for x in step), step, parts, ("m", "m", "m", "rad", "rad"))
+        pictures = ArraySpec((self.config.image_size, self.config.image_size, 3), "uint8")
         return EnvSpec(
             name=f"tabletop/{self.config.task}",
             num_envs=self.config.num_envs,
@@ -341,11 +355,13 @@ class TabletopEnv:
                 STATE: ArraySpec((len(names),), names=tuple(names)),
                 ENVIRONMENT_STATE: ArraySpec((len(known),), names=tuple(known)),
                 TASK_ID: ArraySpec((), "int64"),
+                **{IMAGES + name: pictures for name in self.config.cameras},
             },
-            action=action,
+            action=action_spec(self.config.control, self._low, self._high),
             control_hz=CONTROL_HZ,
             max_episode_steps=self.horizon,
-            tasks=tuple(self.task.instruction.format(object=b[0], base=b[-1 if len(b) < 2 else 1]) for b in scenes),
+            # The second body is the base where the instruction names one.
+            tasks=tuple(self.task.instruction.format(object=b[0], base=b[min(1, len(b) - 1)]) for b in scenes),
             success=self.task.success,
             convention={"action": self.config.control, "gripper": "positive opens", "image": "upright"},
             simulator=f"mujoco {mujoco.__version__}",
@@ -357,29 +373,13 @@ _SAVED = (
 )
 
 
-def _bodies(config: TabletopConfig, target: str) -> tuple[str, ...]:
-    """The scene's objects: the one to handle, the one to stack on, then distractors; all different."""
-    others = [name for name in so101.CATALOGUE if name != target]
-    bodies = [target]
-    if TASKS[config.task].has_base:
-        bodies.append(next(n for n in others if n.endswith("cube") and n.split()[0] not in target and "red" not in n))
-    others = [name for name in others if name not in bodies]
-    if config.distractors > len(others):
-        raise ConfigError(f"env.distractors is {config.distractors}; there are {len(others)} other objects.")
-    # A stride through the catalogue, so that distractors differ in colour and shape.
-    return (*bodies, *(others[(7 * i) % len(others)] for i in range(config.distractors)))
-
-
-def _scattered(u: np.ndarray, taken: list[np.ndarray], goal: np.ndarray) -> list[np.ndarray]:
-    """(x, y, yaw) of the distractors: 6 cm or more from everything, the first such place of 16 each."""
-    places = [pose[:, None, :2] for pose in taken] + [goal[:, None, :2]]
-    out = []
-    for draws in np.split(u.reshape(len(u), -1, 2), u.shape[1] // 32, axis=1) if u.shape[1] else []:
-        xy = np.stack([0.13 + 0.22 * draws[..., 0], -0.18 + 0.36 * draws[..., 1]], axis=-1)
-        clear = np.min([np.linalg.norm(xy - place, axis=-1) for place in places], axis=0)
-        best = np.where((clear > 0.06).any(1), (clear > 0.06).argmax(1), clear.argmax(1))
-        rows = np.arange(len(u))
-        pose = np.column_stack([xy[rows, best], np.pi * draws[:, 0, 0]])
-        places.append(pose[:, None, :2])
-        out.append(pose)
-    return out
+def _renderer(config: TabletopConfig, xmls: list[str], models: list[mujoco.MjModel]) -> Renderer | RenderPool | None:
+    for name in config.cameras:
+        if name not in so101.CAMERAS:
+            raise unknown_name("camera", name, so101.CAMERAS)
+    if not config.cameras:
+        return None
+    size = config.image_size
+    if config.render_processes:
+        return RenderPool(xmls, config.cameras, size, size, config.num_envs, config.render_processes)
+    return Renderer(models, config.cameras, size, size)

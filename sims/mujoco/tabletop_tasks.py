@@ -19,8 +19,9 @@ from typing import Literal
 
 import numpy as np
 
+from robo_rl.errors import ConfigError
 from robo_rl.types import SuccessSpec
-from sims.mujoco.so101 import GRIPPER_PARALLEL, HALF_SIZE, HOME
+from sims.mujoco.so101 import CATALOGUE, GRIPPER_PARALLEL, HALF_SIZE, HOME
 
 HOLD_STEPS = 5
 OPEN = 0.8  # gripper angle [rad] at which grasping tasks start
@@ -171,6 +172,36 @@ def _stack_start(u: np.ndarray) -> Start:
     xy = _apart(u, start, 0.08)
     base = np.column_stack([xy, _natural_yaw(xy) + 0.3 * (2 * u[:, 8] - 1)])
     return Start(_arm(u, OPEN), start, base, _at(xy, 3 * HALF_SIZE))
+
+
+def scene_objects(task: Task, target: str, distractors: int) -> tuple[str, ...]:
+    """The scene's objects, all different: the one to handle, the one to stack on, then distractors."""
+    chosen = [target]
+    if task.has_base:
+        chosen.append("green cube" if target.startswith("blue") else "blue cube")
+    others = [name for name in CATALOGUE if name not in chosen]
+    if not 0 <= distractors <= len(others):
+        raise ConfigError(f"env.distractors must be 0 to {len(others)}, got {distractors}.")
+    # A stride through the catalogue, so that distractors differ in colour and shape.
+    return (*chosen, *(others[7 * i % len(others)] for i in range(distractors)))
+
+
+def scattered(u: np.ndarray, taken: list[np.ndarray], goal: np.ndarray) -> list[np.ndarray]:
+    """`(x, y, yaw)` (M, 3) of one distractor per `2 * DRAWS` uniforms.
+
+    Each is at the first of its candidates 6 cm or more from everything placed before it and from the goal, or at the
+    clearest of them.
+    """
+    places = [pose[:, None, :2] for pose in (*taken, goal)]
+    poses = []
+    for draws in np.split(u.reshape(len(u), -1, 2), u.shape[1] // (2 * DRAWS), axis=1):
+        candidates = _within(draws, (0.13, 0.35), (-0.18, 0.18))
+        clearance = np.min([np.linalg.norm(candidates - place, axis=-1) for place in places], axis=0)
+        clearest = candidates[np.arange(len(u)), clearance.argmax(1)]
+        xy = _first(candidates, clearance > 0.06, clearest)
+        places.append(xy[:, None])
+        poses.append(np.column_stack([xy, np.pi * draws[:, 0, 0]]))
+    return poses
 
 
 # --- what is privileged ----------------------------------------------------------------------------------------
