@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `robo-rl COMMAND ...`, and the same functions behind the files in `launch/`.
+
+Each command takes a YAML file and dotted overrides. Errors that are the user's to mend are printed without a traceback,
+exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from robo_rl.errors import ConfigError, RoboRLError
+
+COMMANDS = ("train", "evaluate", "collect", "bench", "doctor")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console command."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: robo-rl {{{','.join(COMMANDS)}}} ...\n\nEach command explains itself with --help.")
+        return 0 if arguments else 2
+    command, rest = arguments[0], arguments[1:]
+    commands: dict[str, Callable[[Sequence[str]], int]] = {
+        "train": train,
+        "evaluate": evaluate,
+        "collect": collect,
+        "bench": bench,
+        "doctor": doctor,
+    }
+    if command not in commands:
+        print(f"error: unknown command `{command}`. Known: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    return commands[command](rest)
+
+
+def train(arguments: Sequence[str] | None = None) -> int:
+    """Train in simulation: `train CONFIG.yaml [--seed 3 --env.num-envs 64 ...]` or `train --resume RUN`."""
+    # Waiting OpenMP threads spin by default and take the core that the physics needs. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    parser = _parser("train", "Train in simulation.")
+    parser.add_argument("config", nargs="?", type=Path, help="YAML file, for example configs/train/demo.yaml")
+    parser.add_argument("--run-dir", "--run_dir", type=Path, help="where to write (default: runs/NAME/TIME-sSEED)")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue a run directory; takes nothing else")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="build everything, print shapes, stop")
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live panel")
+    options, overrides = _parse(parser, arguments)
+
+    def run() -> dict[str, Any] | None:
+        from robo_rl.app import train_sim
+        from robo_rl.config import load
+
+        if options.resume is not None:
+            if options.config is not None or overrides or options.run_dir is not None:
+                raise ConfigError("--resume takes a run directory and nothing else: its config.yaml is the configuration.")
+            config, run_dir = train_sim.load_run_config(options.resume), options.resume
+        else:
+            config = load(train_sim.TrainSimConfig, _required(options.config), overrides)
+            stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
+            run_dir = options.run_dir or Path("runs") / options.config.stem / stamp
+        if options.dry_run:
+            print(train_sim.dry_run(config))
+            return None
+        print(f"run directory: {run_dir}")
+        result = train_sim.train_sim(config, run_dir, options.resume is not None, False if options.plain else None)
+        if result["interrupted"]:
+            print(f"interrupted; continue with: --resume {run_dir}")
+        return result
+
+    return _report(run)
+
+
+def evaluate(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate an actor: `evaluate RUN [--episodes 200]`, `evaluate expert --config YAML`, `evaluate model.zip ...`."""
+    parser = _parser("evaluate", "Evaluate a checkpoint, the scripted expert, or a Stable-Baselines3 zip.")
+    parser.add_argument("actor", help="run or checkpoint directory, `expert`, or an SB3 .zip")
+    parser.add_argument("--config", type=Path, help="YAML whose `env` to use (default: the run's own)")
+    parser.add_argument("--out", type=Path, help="where to write result.json and the video (default: RUN/evaluation)")
+    options, overrides = _parse(parser, arguments)
+
+    def run() -> dict[str, Any]:
+        from robo_rl.app.evaluate import EvaluateConfig
+        from robo_rl.app.evaluate import evaluate as run_evaluate
+        from robo_rl.config import override
+        from robo_rl.tracking.run_dir import write_result
+
+        config = EvaluateConfig(env=_env_of(options), actor=options.actor)
+        config = override(config, overrides) if overrides else config
+        folder = options.out or _default_out(options.actor, "evaluation")
+        folder.mkdir(parents=True, exist_ok=True)
+        return write_result(folder / "result.json", run_evaluate(config, folder))
+
+    return _report(run)
+
+
+def collect(arguments: Sequence[str] | None = None) -> int:
+    """Collect episodes: `collect expert --config YAML --out DIR [--episodes 100 --successful-only]`."""
+    parser = _parser("collect", "Write episodes of an actor to a folder of safetensors and JSON.")
+    parser.add_argument("actor", help="run or checkpoint directory, `expert`, or an SB3 .zip")
+    parser.add_argument("--config", type=Path, help="YAML whose `env` to use (default: the run's own)")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder for the episodes")
+    options, overrides = _parse(parser, arguments)
+
+    def run() -> dict[str, Any]:
+        from robo_rl.app.collect import CollectConfig
+        from robo_rl.app.collect import collect as run_collect
+        from robo_rl.config import override
+
+        config = CollectConfig(env=_env_of(options), actor=options.actor)
+        return run_collect(override(config, overrides) if overrides else config, options.out)
+
+    return _report(run)
+
+
+def bench(arguments: Sequence[str] | None = None) -> int:
+    """Measure speed against peers in the same run: `bench sim ppo [--quick]`."""
+    from robo_rl.app import bench as module
+
+    return module.main(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def doctor(arguments: Sequence[str] | None = None) -> int:
+    """Say what this installation can do, and what is missing for the rest."""
+    _parse(_parser("doctor", "Check this installation."), arguments)
+    from robo_rl.app.doctor import report
+
+    print(report())
+    return 0
+
+
+def _env_of(options: argparse.Namespace) -> Any:
+    """The environment to use: from --config, else from the run directory that the actor lies in."""
+    from robo_rl.app.train_sim import TrainSimConfig, load_run_config
+    from robo_rl.config import load
+
+    if options.config is not None:
+        return load(TrainSimConfig, options.config).env
+    for folder in (Path(options.actor), *Path(options.actor).parents):
+        if (folder / "config.yaml").exists():
+            return load_run_config(folder).env
+    raise ConfigError(f"`{options.actor}` does not say its environment. Add --config configs/train/NAME.yaml.")
+
+
+def _default_out(actor: str, name: str) -> Path:
+    path = Path(actor)
+    return path / name if path.is_dir() else Path("runs") / name / (path.stem or actor)
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"robo-rl {command}",
+        description=description,
+        epilog="Every field of the configuration can be overridden: --seed 3 --env.num-envs 64",
+        allow_abbrev=False,
+    )
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    return parser.parse_known_args(sys.argv[1:] if arguments is None else list(arguments))
+
+
+def _required(config: Path | None) -> Path:
+    if config is None:
+        known = ", ".join(str(p) for p in sorted(Path("configs/train").glob("*.yaml")))
+        raise ConfigError(f"Name a configuration, for example configs/train/demo.yaml. Here: {known or 'none'}.")
+    return config
+
+
+def _report(run: Callable[[], dict[str, Any] | None]) -> int:
+    """Run a command, print its result as the last line, and turn the user's errors into messages."""
+    try:
+        result = run()
+    except RoboRLError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if result is not None:
+        print(json.dumps(result))
+        return 130 if result.get("interrupted") else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collect episodes with any actor: the scripted expert, a checkpoint, a Stable-Baselines3 zip."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import sims
+from robo_rl.app.cpu import cpu_seconds
+from robo_rl.app.evaluate import EvaluateConfig, make_actor
+from robo_rl.data.episodes import EpisodeWriter
+from robo_rl.errors import ConfigError
+from robo_rl.seeding import first_training_episode
+from robo_rl.types import Actor, VecEnv
+from sims import SimConfig
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    env: SimConfig
+    actor: str = "expert"
+    """A run or checkpoint directory, `expert` (the simulator's scripted one), or a Stable-Baselines3 `.zip`."""
+    episodes: int = 100
+    """Episodes to write."""
+    successful_only: bool = False
+    """Keep only episodes that succeed at some step; the others are counted."""
+    max_attempts: int = 0
+    """Give up after this many episodes; 0: ten times `episodes`."""
+    deterministic: bool = True
+    seed: int = 0
+    """Which sequence of training initial states; evaluation states are never collected."""
+
+
+@dataclass
+class _Open:
+    """An episode that is still running in one row."""
+
+    init: tuple[int, int]
+    obs: list[dict[str, np.ndarray]]
+    steps: list[dict[str, np.ndarray]] = field(default_factory=list)
+    valid: bool = True
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        out = {k: np.stack([o[k] for o in self.obs]) for k in self.obs[0]}
+        return out | {k: np.stack([s[k] for s in self.steps]) for k in self.steps[0]}
+
+
+def collect(config: CollectConfig, out: Path) -> dict[str, Any]:
+    """Write `config.episodes` episodes to the folder `out`.
+
+    Returns:
+        written, attempted and successful counts, mean length, cost.
+
+    Raises:
+        ConfigError: fewer than asked for were found within `max_attempts`; what was found is kept.
+    """
+    start, cpu_start = time.perf_counter(), cpu_seconds()
+    env = sims.make(config.env, config.seed)
+    attempted = successes = 0
+    lengths: list[int] = []
+    limit = config.max_attempts or 10 * config.episodes
+    try:
+        actor, _ = make_actor(EvaluateConfig(env=config.env, actor=config.actor), env.spec)
+        with EpisodeWriter(out, env.spec, config.actor) as writer:
+            for episode in _episodes(env, actor, config):
+                attempted += 1
+                arrays = episode.arrays()
+                success = bool(arrays["success"].any()) and episode.valid
+                successes += success
+                if episode.valid and (success or not config.successful_only):
+                    writer.add(arrays, *episode.init)
+                    lengths.append(len(arrays["reward"]))
+                if len(lengths) >= config.episodes or attempted >= limit:
+                    break
+    finally:
+        env.close()
+    if len(lengths) < config.episodes:
+        raise ConfigError(
+            f"Only {len(lengths)} of {config.episodes} episodes were found in {attempted} attempts ({successes} "
+            f"successful); they are in `{out}`. Use a better actor or raise max_attempts."
+        )
+    return {
+        "written": len(lengths),
+        "attempted": attempted,
+        "successes": successes,
+        "mean_length": float(np.mean(lengths)),
+        "env_steps": int(np.sum(lengths)),
+        "wall_s": time.perf_counter() - start,
+        "cpu_s": cpu_seconds() - cpu_start,
+    }
+
+
+def _episodes(env: VecEnv, actor: Actor, config: CollectConfig):
+    """Endless finished episodes, in the order in which they end; every initial state of the sequence once."""
+    env.autoreset = False
+    generator = torch.Generator().manual_seed(config.seed)
+    number = first_training_episode(config.seed)
+    num_tasks = len(env.spec.tasks)
+
+    def start(rows: torch.Tensor):
+        nonlocal number
+        episodes = torch.arange(number, number + len(rows))
+        number += len(rows)
+        init = torch.stack([episodes % num_tasks, episodes], dim=1)
+        obs = env.reset(rows=rows, init=init)
+        for row, (task, episode) in zip(rows.tolist(), init.tolist(), strict=True):
+            running[row] = _Open((task, episode), [_row(obs, row)])
+        return obs
+
+    running: dict[int, _Open] = {}
+    obs = start(torch.arange(env.spec.num_envs))
+    while True:
+        sample = actor.act(obs, deterministic=config.deterministic, generator=generator)
+        step = env.step(sample.action)
+        ended = step.terminated | step.truncated
+        fields = {
+            "action": sample.action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+            "success": step.info["success"],
+        }
+        for row, episode in running.items():
+            episode.obs.append(_row(step.final_obs, row))
+            episode.steps.append(_row(fields, row))
+            episode.valid &= bool(step.valid[row])
+        obs = step.obs
+        rows = (ended | ~step.valid).nonzero().squeeze(-1)
+        if len(rows):
+            finished = [running.pop(row) for row in rows.tolist()]
+            actor.reset(rows)
+            obs = start(rows)
+            yield from finished
+
+
+def _row(tensors: dict[str, torch.Tensor], row: int) -> dict[str, np.ndarray]:
+    return {k: v[row].cpu().numpy().copy() for k, v in tensors.items()}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluate any actor over a fixed list of initial states: a checkpoint, a scripted expert, a Stable-Baselines3 zip."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import policies
+import sims
+from policies import PolicyConfig
+from robo_rl import checkpoint
+from robo_rl.app.cpu import cpu_seconds
+from robo_rl.config import build
+from robo_rl.errors import ConfigError, missing_extra
+from robo_rl.loops.evaluate import evaluate as evaluate_actor
+from robo_rl.loops.evaluate import initial_states
+from robo_rl.tracking.video import write_video
+from robo_rl.types import Actor, EnvSpec, Metrics, VecEnv
+from sims import SimConfig
+
+VIDEO_TILES = 16
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    every: int = 0
+    """Environment steps between evaluations during training; 0: only at the end."""
+    episodes: int = 200
+    """Fixed initial states, each run exactly once."""
+    num_envs: int | None = None
+    """Environments stepped together; None: as many as in training, at most `episodes`."""
+    deterministic: bool = True
+    tuning: bool = False
+    """Take the initial states kept for tuning, never those that results are reported on."""
+    video: bool = False
+    """Save a tiled video of the first episodes."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """`metrics` are floats by Stable-Baselines3's names; `counts` the integers and the interval for `result.json`."""
+
+    metrics: Metrics
+    counts: dict[str, Any]
+
+
+def run_evaluation(
+    env: VecEnv,
+    actor: Actor,
+    config: EvaluationConfig,
+    video_path: Path | None = None,
+    generator: torch.Generator | None = None,
+) -> Evaluated:
+    """`actor` once over the configured initial states of every task of `env`; a video of the first rows if asked."""
+    init = initial_states(config.episodes, len(env.spec.tasks), tuning=config.tuning)
+    result = evaluate_actor(env, actor, init, deterministic=config.deterministic, generator=generator)
+    metrics, counts = {}, {}
+    for name, value in result.metrics(env.spec).items():
+        (metrics if name.startswith("eval/") else counts)[name] = value
+    if video_path is not None:
+        record_video(env, actor, init[: min(VIDEO_TILES, env.spec.num_envs)], video_path, config.deterministic)
+    return Evaluated(metrics, counts)
+
+
+def record_video(env: VecEnv, actor: Actor, init: torch.Tensor, path: Path, deterministic: bool = True) -> None:
+    """One tiled video of the episodes `init` (M, 2), with each tile's running return and success."""
+    rows = torch.arange(len(init))
+    frames, captions = [], []
+    returns = torch.zeros(len(init))
+
+    def on_step(step: Any) -> None:
+        returns.add_(step.reward[rows] * step.valid[rows])
+        frames.append(env.render(rows))
+        captions.append([(float(r), bool(s)) for r, s in zip(returns, step.info["success"][rows], strict=True)])
+
+    # Rows beyond the filmed ones idle on copies of the first state.
+    evaluate_actor(env, actor, init, deterministic=deterministic, on_step=on_step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_video(path, frames, fps=env.spec.control_hz, captions=captions)
+
+
+def load_policy(saved: checkpoint.Checkpoint) -> tuple[Any, EnvSpec]:
+    """The policy of a checkpoint, and the environment it was trained in."""
+    spec = saved.env_spec
+    config = build(PolicyConfig, saved.spec["policy"], where=str(saved.path / "spec.json"), key="policy")
+    policy = policies.make(config, spec)
+    policy.load_state_dict(saved.parts["policy"])
+    return policy, spec
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    env: SimConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    actor: str = ""
+    """A run or checkpoint directory, `expert` (the simulator's scripted one), or a Stable-Baselines3 `.zip`."""
+    vecnormalize: str | None = None
+    """Stable-Baselines3's `vecnormalize.pkl` beside the zip, read as numbers only."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the actor's own randomness; one evaluation each (one is enough where deterministic)."""
+
+
+def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
+    """Evaluate `config.actor`; writes a video to `out` where one is asked for.
+
+    Returns:
+        metrics averaged over the seeds, integer counts summed over them, their interval, cost.
+
+    Raises:
+        ContractError: the checkpoint does not fit the environment (both values in the message).
+    """
+    from robo_rl.loops.evaluate import wilson
+
+    start, cpu_start = time.perf_counter(), cpu_seconds()
+    num_envs = min(config.evaluation.num_envs or config.env.num_envs, config.evaluation.episodes)
+    env = sims.make(replace(config.env, num_envs=num_envs))
+    try:
+        actor, warnings = make_actor(config, env.spec)
+        results = []
+        for seed in config.seeds:
+            video = (out or Path()) / f"seed_{seed}.mp4" if config.evaluation.video else None
+            results.append(run_evaluation(env, actor, config.evaluation, video, torch.Generator().manual_seed(seed)))
+        counters = dict(env.counters)
+    finally:
+        env.close()
+    names = results[0].metrics
+    summed = {name: sum(r.counts[name] for r in results) for name in ("successes", "episodes", "invalid")}
+    return {
+        "metrics": {name: sum(r.metrics[name] for r in results) / len(results) for name in names},
+        **summed,
+        "interval": wilson(summed["successes"], summed["episodes"]),
+        "seeds": list(config.seeds),
+        "per_seed": [r.counts for r in results],
+        "warnings": warnings,
+        "counters": counters,
+        "wall_s": time.perf_counter() - start,
+        "cpu_s": cpu_seconds() - cpu_start,
+    }
+
+
+def make_actor(config: EvaluateConfig, spec: EnvSpec) -> tuple[Actor, list[str]]:
+    """The actor that a configuration names, and warnings about how it fits `spec`."""
+    name = config.actor
+    if name == "expert":
+        return make_expert(config.env, spec), []
+    path = Path(name)
+    if name.endswith(".zip"):
+        try:
+            from policies.sb3 import load_sb3
+        except ImportError as error:
+            raise missing_extra("stable-baselines3", "sb3") from error
+        return load_sb3(path, spec, config.vecnormalize), []
+    if not name or not path.exists():
+        raise ConfigError(f"There is no actor `{name}`. Give a run or checkpoint directory, `expert`, or an SB3 zip.")
+    policy, trained = load_policy(checkpoint.load(path))
+    keys = policy.config.obs_keys + (policy.config.critic_obs_keys or ())
+    return policy, checkpoint.check_fits(trained, spec, keys)
+
+
+def make_expert(env: SimConfig, spec: EnvSpec) -> Actor:
+    """The scripted expert of a simulator."""
+    if env.kind == "tabletop":
+        from sims.experts.tabletop import TabletopExpert
+
+        return TabletopExpert(spec)
+    raise ConfigError(f"There is no scripted expert for simulator `{env.kind}`. Known: `tabletop`.")

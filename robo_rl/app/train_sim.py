@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train in simulation: configuration in, run directory out.
+
+`train_sim` is the whole job in reading order: build, restore if resuming, then one iteration after another with
+evaluation and checkpoints when due, and a last evaluation of the last policy.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+import policies
+import sims
+from policies import PolicyConfig
+from robo_rl import checkpoint
+from robo_rl.algorithms.ppo import PPO, PPOConfig
+from robo_rl.app.cpu import cpu_seconds
+from robo_rl.app.evaluate import EvaluationConfig, run_evaluation
+from robo_rl.config import dump, load, to_dict
+from robo_rl.errors import ConfigError, NonFiniteError
+from robo_rl.loops.on_policy import OnPolicy
+from robo_rl.tracking.run_dir import RunDir
+from robo_rl.tracking.tracker import Tracker
+from robo_rl.types import EnvSpec, Metrics
+from sims import SimConfig
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 0
+    """Environment steps between checkpoints; 0: only at the end (and on Ctrl-C)."""
+    keep: int = 3
+    """How many of the newest to keep."""
+
+
+@dataclass(frozen=True)
+class TrainSimConfig:
+    env: SimConfig
+    policy: PolicyConfig
+    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    total_env_steps: int = 1_000_000
+    """Steps of single environments, all together."""
+    max_cpu_minutes: float | None = None
+    """Stop after this much CPU time over all processes, whichever limit comes first; None: no limit."""
+    seed: int = 0
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    torch_threads: int = 1
+    """More than one fights with the physics threads while collecting."""
+    device: str = "cpu"
+    """Where the policy lives."""
+
+
+@dataclass
+class Run:
+    """What a run is made of, and how it is saved and restored."""
+
+    config: TrainSimConfig
+    spec: EnvSpec
+    policy: Any  # a torch.nn.Module that is a Policy
+    algorithm: PPO
+    loop: OnPolicy
+    cpu_before: float = 0.0  # spent by the runs that this one resumes [s]
+    wall_before: float = 0.0
+
+    def save(self, root: Path, cpu_s: float, wall_s: float) -> Path:
+        loop = self.loop.state_dict()
+        parts = {
+            "policy": self.policy.state_dict(),
+            "algorithm": self.algorithm.state_dict(),
+            "rng": {"generator": loop.pop("generator")},
+            "env": loop,
+        }
+        spec = {"env": checkpoint.env_spec_dict(self.spec), "policy": to_dict(self.config.policy)}
+        state = {"cpu_s": cpu_s, "wall_s": wall_s}
+        return checkpoint.save(root, self.loop.env_steps, parts, state, spec, self.config.checkpoint.keep)
+
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        self.policy.load_state_dict(saved.parts["policy"])
+        self.algorithm.load_state_dict(saved.parts["algorithm"])
+        self.loop.load_state_dict({**saved.parts["env"], **saved.parts["rng"]})
+        self.cpu_before, self.wall_before = saved.state["cpu_s"], saved.state["wall_s"]
+
+
+def make_run(config: TrainSimConfig) -> Run:
+    """Simulator, policy, algorithm and loop of a configuration, freshly initialised from its seed."""
+    torch.set_num_threads(config.torch_threads)
+    torch.manual_seed(config.seed)
+    env = sims.make(config.env, config.seed)
+    policy = policies.make(config.policy, env.spec).to(config.device)
+    algorithm = PPO(policy, config.algorithm, env.spec.num_envs)
+    generator = torch.Generator().manual_seed(config.seed)
+    loop = OnPolicy(env, policy, algorithm, config.algorithm.num_steps, generator, config.seed)
+    return Run(config, env.spec, policy, algorithm, loop)
+
+
+def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live: bool | None = None) -> dict[str, Any]:
+    """Train, evaluate, and write the run directory.
+
+    Args:
+        run_dir: made if missing; refused if it holds another run, unless `resume` continues it.
+        live: a live panel (True), plain lines (False), or a panel where there is a terminal (None).
+
+    Returns:
+        What `result.json` holds. `interrupted` is True after Ctrl-C: the run was saved and can be resumed.
+
+    Raises:
+        NonFiniteError: a loss or gradient is not finite; the minibatch is in `non_finite_batch.safetensors`.
+    """
+    start, cpu_start = time.perf_counter(), cpu_seconds()
+    directory = RunDir.create(run_dir, dump(config), resume=resume)
+    run = make_run(config)
+    if resume:
+        run.restore(checkpoint.load(run_dir))
+    loop, env = run.loop, run.loop.env
+
+    def spent() -> tuple[float, float]:
+        cpu = run.cpu_before + cpu_seconds() - cpu_start
+        return cpu, run.wall_before + time.perf_counter() - start
+
+    evaluation: Metrics = {}
+    tracker = Tracker(directory, config.total_env_steps, live)
+    checkpoints = run_dir / "checkpoints"
+    with _stop_on_sigint() as stop:
+        try:
+            next_save = _next_due(loop.env_steps, config.checkpoint.every)
+            next_evaluation = _next_due(loop.env_steps, config.evaluation.every)
+            loop.progress = _progress(config, loop.env_steps, spent()[0])
+            while loop.progress < 1 and not stop.requested:
+                metrics = next(loop)
+                cpu_s, wall_s = spent()
+                loop.progress = _progress(config, loop.env_steps, cpu_s)
+                if loop.env_steps >= next_evaluation and loop.progress < 1:
+                    next_evaluation = _next_due(loop.env_steps, config.evaluation.every)
+                    evaluation = _evaluate(run, run_dir, video=False).metrics
+                    metrics |= evaluation
+                if loop.env_steps >= next_save:
+                    next_save = _next_due(loop.env_steps, config.checkpoint.every)
+                    run.save(checkpoints, cpu_s, wall_s)
+                counters = {f"env/{k}": float(v) for k, v in env.counters.items()}
+                clock = {"time/cpu_s": cpu_s, "time/wall_s": wall_s, "time/progress": loop.progress}
+                tracker.log(loop.env_steps, metrics | counters | clock)
+            cpu_s, wall_s = spent()
+            run.save(checkpoints, cpu_s, wall_s)
+        except NonFiniteError as error:
+            path = run_dir / "non_finite_batch.safetensors"
+            save_file(error.tensors, path)
+            raise NonFiniteError(f"{error} The minibatch is in `{path}`.", error.tensors) from error
+        finally:
+            env.close()
+            tracker.close()
+        result: dict[str, Any] = {
+            "interrupted": stop.requested,
+            "env_steps": loop.env_steps,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "seed": config.seed,
+            "counters": dict(env.counters),
+        }
+        if not stop.requested:
+            final = _evaluate(run, run_dir, video=config.evaluation.video)
+            result |= {"metrics": final.metrics, **final.counts}
+    return directory.write_result(result)
+
+
+def dry_run(config: TrainSimConfig) -> str:
+    """Build everything, act once, and describe it: shapes, parameter counts, limits."""
+    run = make_run(config)
+    try:
+        sample = run.policy.act(run.loop.obs)
+        lines = [f"environment  {run.spec.name}, {run.spec.num_envs} at {run.spec.control_hz} Hz, {run.spec.simulator}"]
+        lines += [f"  {k}  {tuple(v.shape)} {v.dtype}" for k, v in run.loop.obs.items()]
+        lines += [f"action       {tuple(sample.action.shape)} {run.spec.action}"]
+        lines += [f"tasks        {'; '.join(run.spec.tasks)}", f"success      {run.spec.success}"]
+        count = sum(p.numel() for p in run.policy.parameters())
+        lines += [f"policy       {config.policy.kind}, {count:,} parameters on {config.device}"]
+        per_update = config.algorithm.num_steps * run.spec.num_envs
+        updates = -(-config.total_env_steps // per_update)
+        lines += [f"algorithm    {config.algorithm.kind}, {updates:,} updates of {per_update:,} steps"]
+    finally:
+        run.loop.env.close()
+    return "\n".join(lines)
+
+
+def load_run_config(run_dir: Path) -> TrainSimConfig:
+    """The configuration of a run directory."""
+    path = Path(run_dir) / "config.yaml"
+    if not path.exists():
+        raise ConfigError(f"`{run_dir}` is not a run directory: it has no config.yaml.")
+    return load(TrainSimConfig, path)
+
+
+def _evaluate(run: Run, run_dir: Path, video: bool):
+    """The present policy over the configured initial states, in environments of its own."""
+    evaluation = run.config.evaluation
+    num_envs = min(evaluation.num_envs or run.spec.num_envs, evaluation.episodes)
+    env = sims.make(replace(run.config.env, num_envs=num_envs), run.config.seed)
+    path = run_dir / "video" / f"step_{run.loop.env_steps:012d}.mp4" if video else None
+    try:
+        return run_evaluation(env, run.policy, evaluation, path)
+    finally:
+        env.close()
+
+
+def _progress(config: TrainSimConfig, env_steps: int, cpu_s: float) -> float:
+    """Share of the training done, by the limit that is nearer."""
+    by_cpu = cpu_s / (60 * config.max_cpu_minutes) if config.max_cpu_minutes else 0.0
+    return max(env_steps / config.total_env_steps, by_cpu)
+
+
+def _next_due(env_steps: int, every: int) -> float:
+    return (env_steps // every + 1) * every if every else float("inf")
+
+
+@dataclass
+class _Stop:
+    requested: bool = False
+
+
+@contextmanager
+def _stop_on_sigint() -> Iterator[_Stop]:
+    """The first Ctrl-C asks to stop after the present iteration; a second one kills."""
+    stop = _Stop()
+
+    def handle(signum, frame):
+        stop.requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread, as in some notebooks: Ctrl-C is theirs
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
