@@ -1,1 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Simulators behind one contract, `robo_rl.types.VecEnv`. `make` builds one from its configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from sims.maniskill import ManiSkillConfig
+from sims.mujoco.tabletop import TabletopConfig
+
+if TYPE_CHECKING:
+    from robo_rl.types import VecEnv
+
+SimConfig: TypeAlias = TabletopConfig | ManiSkillConfig
+
+
+def make(config: SimConfig, seed: int = 0) -> VecEnv:
+    """The simulator that `config` describes; `seed` chooses its sequence of training episodes."""
+    match config:
+        case TabletopConfig():
+            from sims.mujoco.tabletop import TabletopEnv
+
+            return TabletopEnv(config, seed)
+        case ManiSkillConfig():
+            from sims import maniskill
+
+            return maniskill.make(config, seed)
