@@ -109,7 +109,10 @@ _TEMPLATE = """
 <mujoco model="so101_tabletop">
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{physics.timestep}" integrator="implicitfast" cone="elliptic" impratio="{physics.impratio}"
-          iterations="{physics.iterations}" ls_iterations="{physics.ls_iterations}"/>
+          iterations="{physics.iterations}" ls_iterations="{physics.ls_iterations}">
+    <!-- A failed state must stay visible: by default MuJoCo would quietly go on from the model's initial one. -->
+    <flag autoreset="disable"/>
+  </option>
   <visual>
     <quality offsamples="0" shadowsize="0" numslices="12" numstacks="6" numquads="2"/>
     <global offwidth="640" offheight="480"/>

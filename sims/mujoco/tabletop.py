@@ -76,8 +76,8 @@ class TabletopEnv:
         """Raises ConfigError for unknown names and impossible sizes."""
         if config.task not in TASKS:
             raise unknown_name("task", config.task, TASKS)
-        if not config.objects or config.num_envs < 1:
-            raise ConfigError("The tabletop needs at least one object and num_envs >= 1.")
+        if not config.objects or config.num_envs < 1 or (config.horizon is not None and config.horizon < 1):
+            raise ConfigError("The tabletop needs at least one object, num_envs >= 1 and horizon >= 1.")
         self.config = config
         self.task = TASKS[config.task]
         self.horizon = config.horizon or self.task.horizon
@@ -289,7 +289,9 @@ class TabletopEnv:
         move = np.clip((target - previous) / MAX_DELTA, -1.0, 1.0)
         change = move - self._move
         self._effort = EFFORT_COST * ((move * move).mean(axis=1) + (change * change).mean(axis=1))
-        self._ctrl, self._move = target, move
+        waiting = self._ended[:, None]
+        self._ctrl = np.where(waiting, previous, target)
+        self._move = np.where(waiting, self._move, move)
 
     # --- observing ---------------------------------------------------------------------------------------------
 
