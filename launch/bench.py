@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure speed and parity with the peers.
+"""Measure speed and parity with the peers. Thin over `robo_rl.app`; `--help` explains."""
 
-python launch/bench.py sim ppo --quick
-python launch/bench.py ppo-parity --algo ours --seeds 0 --write
-"""
+import sys
 
-import tyro
-
-from robo_rl.app.bench import BenchConfig, bench
+from robo_rl.app.cli import bench
 
 if __name__ == "__main__":
-    bench(tyro.cli(BenchConfig))
+    sys.exit(bench())

@@ -8,23 +8,25 @@ a ratio is the median over the turns: two figures from different sittings differ
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import tyro
 
-import policies
 import sims
 from policies.gaussian import GaussianConfig
-from robo_rl.algorithms.ppo import PPO, PPOConfig
+from robo_rl.algorithms.ppo import PPOConfig
 from robo_rl.app import results
-from robo_rl.errors import ConfigError, missing_extra
-from robo_rl.loops.on_policy import OnPolicy
+from robo_rl.app.cpu import cpu_seconds
+from robo_rl.app.train_sim import TrainSimConfig, make_run
+from robo_rl.errors import ConfigError, RoboRLError, missing_extra
 from robo_rl.types import ENVIRONMENT_STATE, STATE
 from sims.mujoco.gym_tasks import MujocoConfig
 from sims.mujoco.tabletop import TabletopConfig
@@ -90,6 +92,17 @@ class Rates:
     @property
     def median(self) -> float:
         return statistics.median(self.per_cpu_s)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`bench sim ppo [--quick]` from the command line; the rows as JSON are the last line printed."""
+    try:
+        rows = bench(tyro.cli(BenchConfig, args=arguments, prog="robo-rl bench", description=__doc__))
+    except RoboRLError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps([asdict(row) for row in rows]))
+    return 0
 
 
 def bench(config: BenchConfig) -> list[results.Row]:
@@ -209,23 +222,6 @@ def ppo(config: BenchConfig) -> list[results.Row]:
 # --- measuring -----------------------------------------------------------------------------------------------
 
 
-def cpu_seconds() -> float:
-    """CPU time of this process and its living descendants [s]."""
-    try:
-        import psutil
-    except ImportError as error:
-        raise missing_extra("psutil", "bench") from error
-
-    total = time.process_time()  # of all threads, and finer than the kernel's ticks that psutil reads
-    for child in psutil.Process().children(recursive=True):
-        try:
-            times = child.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
-
-
 def interleave(contenders: list[Contender], config: BenchConfig) -> dict[str, Rates]:
     """Rates of every contender, measured in turns."""
     rates = {c.name: Rates() for c in contenders}
@@ -318,18 +314,8 @@ def _async_contender(num_envs: int) -> Contender:
     return Contender(f"AsyncVectorEnv({num_envs})", advance, envs.close)
 
 
-def make_loop(env_config: Any, policy_config: GaussianConfig, ppo_config: PPOConfig, seed: int) -> OnPolicy:
-    """Our PPO as `app.train_sim` wires it, without panel, logs and checkpoints."""
-    torch.manual_seed(seed)
-    env = sims.make(env_config, seed=seed)
-    policy = policies.make(policy_config, env.spec)
-    algorithm = PPO(policy, ppo_config, env.spec.num_envs)
-    generator = torch.Generator().manual_seed(seed)
-    return OnPolicy(env, policy, algorithm, ppo_config.num_steps, generator, seed)  # type: ignore[arg-type]
-
-
 def _ppo_contender(env_config: Any, policy_config: GaussianConfig, ppo_config: PPOConfig) -> Contender:
-    loop = make_loop(env_config, policy_config, ppo_config, seed=0)
+    loop = make_run(TrainSimConfig(env_config, policy_config, ppo_config)).loop
 
     def advance() -> int:
         before = loop.env_steps

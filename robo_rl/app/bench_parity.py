@@ -16,16 +16,9 @@ import torch
 
 import sims
 from robo_rl.app import results
-from robo_rl.app.bench import (
-    CHEETAH,
-    PEER_ENVS,
-    SB3_LIKE,
-    SB3_LIKE_POLICY,
-    BenchConfig,
-    cpu_seconds,
-    make_loop,
-    sb3_ppo,
-)
+from robo_rl.app.bench import CHEETAH, PEER_ENVS, SB3_LIKE, SB3_LIKE_POLICY, BenchConfig, sb3_ppo
+from robo_rl.app.cpu import cpu_seconds
+from robo_rl.app.train_sim import TrainSimConfig, make_run
 from robo_rl.types import STATE, ActionSample, Actor, Obs
 from sims.mujoco.gym_tasks import MujocoConfig
 
@@ -56,7 +49,8 @@ def run(algo: str, seed: int, total_steps: int) -> dict[str, Any]:
     """Train and evaluate once; what the record holds."""
     start, cpu = time.perf_counter(), cpu_seconds()
     if algo == "ours":
-        loop = make_loop(MujocoConfig(task=CHEETAH, num_envs=PEER_ENVS), SB3_LIKE_POLICY, SB3_LIKE, seed)
+        env = MujocoConfig(task=CHEETAH, num_envs=PEER_ENVS)
+        loop = make_run(TrainSimConfig(env, SB3_LIKE_POLICY, SB3_LIKE, seed=seed)).loop
         metrics = {}
         while loop.env_steps < total_steps:
             metrics = next(loop)
