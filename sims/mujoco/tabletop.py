@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from robo_rl.types import Obs
 
 CONTROL_HZ = 20.0
+SINK = 0.00012  # m that an object's weight presses into the soft contact: starts are at rest
 MAX_SPEED = 100.0  # rad/s or m/s; beyond it the physics has failed
 EFFORT_COST = 0.01
 
@@ -255,7 +256,7 @@ class TabletopEnv:
         qpos[:, :6] = start.q
         for i, pose in enumerate(poses):
             qpos[:, 6 + 7 * i : 8 + 7 * i] = pose[:, :2]
-            qpos[:, 8 + 7 * i] = so101.HALF_SIZE
+            qpos[:, 8 + 7 * i] = so101.HALF_SIZE - SINK
             qpos[:, 9 + 7 * i] = np.cos(pose[:, 2] / 2)
             qpos[:, 12 + 7 * i] = np.sin(pose[:, 2] / 2)
         self._state[rows] = state

@@ -31,7 +31,10 @@ def stress(config: TabletopConfig, env_steps: int, seed: int = 0) -> dict[str, f
         held = torch.arange(config.num_envs) % 4 == 0
         action = torch.where((held & (done // config.num_envs % 10 != 0))[:, None], action, fresh)
         step = env.step(action)
-        values = [step.reward, *(v for obs in (step.obs, step.final_obs) for v in obs.values() if v.is_floating_point())]
+        values = [
+            step.reward,
+            *(v for obs in (step.obs, step.final_obs) for v in obs.values() if v.is_floating_point()),
+        ]
         if not all(bool(v.isfinite().all()) for v in values):
             raise ContractError(f"{env.spec.name}: an observation or reward is not finite after {done} steps.")
         done += config.num_envs

@@ -113,7 +113,9 @@ def test_inverse_kinematics_reaches_the_table_fingers_down(model):
 def test_every_object_compiles_to_the_same_sizes():
     sizes = set()
     for name in so101.CATALOGUE:
-        variant = mujoco.MjModel.from_xml_string(so101.build_xml((name, "red cube" if "red" not in name else "blue cube")))
+        variant = mujoco.MjModel.from_xml_string(
+            so101.build_xml((name, "red cube" if "red" not in name else "blue cube"))
+        )
         sizes.add((variant.nq, variant.nv, variant.ngeom, variant.nu, variant.nM))
         assert variant.body("object0").mass[0] == pytest.approx(0.03)
     assert len(sizes) == 1
