@@ -171,11 +171,11 @@ def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     if all(isinstance(t, np.ndarray) for t in tensors.values()):
         from safetensors.numpy import save as serialise
     else:
+        import torch
         from safetensors.torch import save as serialise
 
-        tensors = {k: t.detach().contiguous() for k, t in tensors.items()}
-        # Shared storage (flat parameters, tied weights) is refused by safetensors; each gets its own copy.
-        tensors = {k: t.clone() if t.untyped_storage().nbytes() != t.nbytes else t for k, t in tensors.items()}
+        # safetensors refuses tensors that share storage (flat parameters, shared normalisers): each gets its own.
+        tensors = {k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
     _write(path, serialise(dict(tensors)))
 
 

@@ -59,7 +59,9 @@ def train(arguments: Sequence[str] | None = None) -> int:
 
         if options.resume is not None:
             if options.config is not None or overrides or options.run_dir is not None:
-                raise ConfigError("--resume takes a run directory and nothing else: its config.yaml is the configuration.")
+                raise ConfigError(
+                    "--resume takes a run directory and nothing else: its config.yaml is the configuration."
+                )
             config, run_dir = train_sim.load_run_config(options.resume), options.resume
         else:
             config = load(train_sim.TrainSimConfig, _required(options.config), overrides)

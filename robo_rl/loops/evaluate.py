@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation: a fixed list of initial states, each run exactly once. Axes: E episodes, N num_envs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from robo_rl.errors import ContractError
+from robo_rl.seeding import TUNING_EPISODES
+from robo_rl.types import Actor, EnvSpec, Step, VecEnv
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """One row per initial state, in the order of the list; all (E,).
+
+    An episode with an invalid step (broken physics, a dead worker) has `valid` False and counts as a failure.
+    """
+
+    init: Tensor
+    returns: Tensor
+    lengths: Tensor
+    success_once: Tensor
+    success_end: Tensor
+    valid: Tensor
+
+    def metrics(self, spec: EnvSpec) -> dict[str, Any]:
+        """Floats named `eval/...` as Stable-Baselines3 names them, and the integer counts with their interval."""
+        at_end = spec.success is not None and spec.success.at == "end"
+        success = self.success_end if at_end else self.success_once
+        successes, episodes = int(success.sum()), len(success)
+        return {
+            "eval/mean_reward": float(self.returns.mean()),
+            "eval/std_reward": float(self.returns.std(correction=0)),
+            "eval/mean_ep_length": float(self.lengths.float().mean()),
+            "eval/success_rate": successes / episodes,
+            "eval/success_once": float(self.success_once.float().mean()),
+            "eval/success_end": float(self.success_end.float().mean()),
+            "successes": successes,
+            "episodes": episodes,
+            "invalid": int((~self.valid).sum()),
+            "interval": wilson(successes, episodes),
+        }
+
+
+def initial_states(episodes: int, num_tasks: int = 1, tuning: bool = False) -> Tensor:
+    """(episodes, 2) int64 of `(task_id, episode)`, the tasks in turn; never a state that training sees."""
+    number = torch.arange(episodes) + (TUNING_EPISODES if tuning else 0)
+    return torch.stack([torch.arange(episodes) % num_tasks, number], dim=1)
+
+
+def wilson(successes: int, episodes: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval of a proportion, 95 % by default.
+
+    Source: Wilson 1927, doi:10.1080/01621459.1927.10502953. Unlike the normal interval it is right at 0 and 1.
+    """
+    if episodes == 0:
+        return 0.0, 1.0
+    p = successes / episodes
+    centre = p + z * z / (2 * episodes)
+    spread = z * math.sqrt(p * (1 - p) / episodes + z * z / (4 * episodes**2))
+    scale = 1 + z * z / episodes
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+@torch.no_grad()
+def evaluate(
+    env: VecEnv,
+    actor: Actor,
+    init: Tensor,
+    *,
+    deterministic: bool = True,
+    generator: Generator | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> EvaluationResult:
+    """Run `actor` from every initial state of `init` (E, 2), each exactly once; rows are refilled as they end.
+
+    Args:
+        on_step: called with every step, for videos.
+
+    Raises:
+        ContractError: an episode outlasts twice the environment's own limit.
+    """
+    total, num_envs = len(init), env.spec.num_envs
+    device = env.spec.device
+    returns = torch.zeros(total)
+    lengths = torch.zeros(total, dtype=torch.int64)
+    once, end = torch.zeros(2, total, dtype=torch.bool)
+    valid = torch.ones(total, dtype=torch.bool)
+    autoreset, env.autoreset = env.autoreset, False
+    try:
+        running = torch.full((num_envs,), -1)  # which episode of the list each row runs; -1: idle
+        first = min(total, num_envs)
+        running[:first] = torch.arange(first)
+        # Rows beyond the list idle on the first state: a simulator has no empty row.
+        start = torch.cat([init[:first], init[:1].expand(num_envs - first, 2)])
+        obs = env.reset(rows=torch.arange(num_envs), init=start)
+        actor.reset()
+        handed_out = first
+        while bool((running >= 0).any()):
+            step = env.step(actor.act(obs, deterministic=deterministic, generator=generator).action)
+            obs = step.obs
+            rows = (running >= 0).nonzero().squeeze(-1)
+            episode = running[rows]
+            success, ok = step.info["success"].cpu()[rows], step.valid.cpu()[rows]
+            returns[episode] += torch.where(ok, step.reward.cpu()[rows], 0.0)
+            lengths[episode] += 1
+            once[episode] |= success & ok
+            end[episode] = success & ok
+            valid[episode] &= ok
+            if on_step is not None:
+                on_step(step)
+            if int(lengths.max()) > 2 * env.spec.max_episode_steps:
+                raise ContractError(
+                    f"An episode of `{env.spec.name}` did not end within {2 * env.spec.max_episode_steps} steps, twice "
+                    "its declared max_episode_steps."
+                )
+            ended = (step.terminated | step.truncated).cpu()[rows] | ~ok
+            free = rows[ended]
+            running[free] = -1
+            refill = free[: total - handed_out]
+            if len(refill):
+                running[refill] = torch.arange(handed_out, handed_out + len(refill))
+                obs = env.reset(rows=refill.to(device), init=init[running[refill]])
+                actor.reset(refill)
+                handed_out += len(refill)
+    finally:
+        env.autoreset = autoreset
+    once, end = once & valid, end & valid
+    return EvaluationResult(init, returns, lengths, once, end, valid)
