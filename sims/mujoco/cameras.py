@@ -16,6 +16,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -173,21 +174,18 @@ def _worker(pipe: Any, xmls: tuple, cameras: tuple, height: int, width: int, nam
 def _gl_context(width: int, height: int) -> Any:
     """A current off-screen OpenGL context."""
     os.environ.setdefault("LP_NUM_THREADS", "0")
-    chosen = os.environ.get("MUJOCO_GL", "").lower()
-    names = ("cgl",) if sys.platform == "darwin" else (chosen,) if chosen in ("egl", "osmesa") else ("egl", "osmesa")
-    failures = []
-    for name in names:
-        try:
-            context = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
-            context.make_current()
-            return context
-        except Exception as error:  # whatever a driver raises: the next one is tried, and all are reported
-            failures.append(f"{name}: {type(error).__name__}: {error}")
-            # PyOpenGL settles on a platform at import; forget it, so that the next one can be tried.
-            os.environ.pop("PYOPENGL_PLATFORM", None)
-            for module in [m for m in sys.modules if m.split(".")[0] == "OpenGL" or m.startswith(f"mujoco.{name}")]:
-                del sys.modules[module]
-    raise ConfigError(
-        f"Cameras need off-screen OpenGL and none works ({'; '.join(failures)}). "
-        "Install libegl1, libgl1-mesa-dri and libosmesa6, or use no cameras."
-    )
+    name = "cgl" if sys.platform == "darwin" else os.environ.get("MUJOCO_GL", "").lower()
+    if name not in ("cgl", "egl", "osmesa"):
+        # MuJoCo takes OpenGL's functions from whichever library is loaded, so one process cannot try both.
+        probe = "import mujoco.egl; mujoco.egl.GLContext(8, 8).make_current()"
+        works = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0
+        name = os.environ["MUJOCO_GL"] = "egl" if works else "osmesa"  # render processes inherit the answer
+    try:
+        context = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
+        context.make_current()
+    except Exception as error:  # whatever a driver raises
+        raise ConfigError(
+            f"Cameras need off-screen OpenGL; `{name}` fails with {type(error).__name__}: {error}. "
+            "Install libegl1, libgl1-mesa-dri and libosmesa6, or use no cameras."
+        ) from error
+    return context

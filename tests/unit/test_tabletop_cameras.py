@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tabletop's pictures: shapes, what is on them, one process or several, when they are drawn."""
 
+import os
 import subprocess
 import sys
 
@@ -113,6 +114,26 @@ def test_render_processes_draw_the_same_and_survive_resets(make):
         for key in (FRONT, WRIST):
             assert torch.equal(a.obs[key], b.obs[key])
             assert torch.equal(a.final_obs[key], b.final_obs[key])
+
+
+def test_osmesa_takes_over_where_egl_fails():
+    code = (
+        "import sys, torch\n"
+        "from sims.mujoco.tabletop import TabletopConfig, TabletopEnv\n"
+        "env = TabletopEnv(TabletopConfig(num_envs=2, cameras=('front',)))\n"
+        "assert env.reset()['observation.images.front'].float().std() > 10\n"
+        "assert 'mujoco.osmesa' in sys.modules and 'mujoco.egl' not in sys.modules\n"
+        "env.close()\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment | {"MUJOCO_EGL_DEVICE_ID": "99"},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_forgotten_renderer_is_closed_quietly_at_exit():

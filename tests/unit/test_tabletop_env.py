@@ -191,7 +191,7 @@ def test_staggered_rows_end_evenly_and_named_ones_together(make):
 
 
 def run_expert(env, steps):
-    """The expert from evaluation episodes 0, 1, ... without resets: rewards and success (steps, N), and the last step."""
+    """The expert from evaluation episodes 0, 1, ...: rewards and success (steps, N), and the last step."""
     expert = TabletopExpert(env.spec)
     env.autoreset = False
     obs = env.reset(init=pairs(range(env.spec.num_envs)))
