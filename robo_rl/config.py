@@ -3,13 +3,16 @@
 
 A configuration is a tree of frozen dataclasses. Where a field may be one of several (`TabletopConfig |
 ManiSkillConfig`), the YAML's `kind` says which. A section may be the path of another YAML file, relative to the file
-that names it. There is no merging, no interpolation and no environment variable.
+that names it or to the folder of configurations that is installed with this package. There is no merging, no
+interpolation and no environment variable.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import json
 import re
 import sys
 import types
@@ -24,6 +27,10 @@ from robo_rl.errors import ConfigError
 
 T = TypeVar("T")
 
+# In the wheel, or in a clone.
+_HERE = Path(__file__).parent
+CONFIGS = _HERE / "_configs" if (_HERE / "_configs").is_dir() else _HERE.parent / "configs"
+
 
 def load(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
     """The configuration in a YAML file, with command-line overrides such as `["--env.num-envs", "64"]`.
@@ -31,7 +38,7 @@ def load(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
     Raises:
         ConfigError: an unknown key (with its path and near matches), a wrong type, a missing or unreadable file.
     """
-    path = Path(path)
+    path = _find(str(path), Path())
     config = build(cls, read_yaml(path), where=str(path), folder=path.parent)
     return override(config, overrides) if overrides else config
 
@@ -57,7 +64,7 @@ def override(config: T, arguments: Sequence[str]) -> T:
 
 def dump(config: Any) -> str:
     """YAML text that `load` reads back to an equal configuration."""
-    return yaml.safe_dump(_plain(config), sort_keys=False)
+    return yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def read_yaml(path: Path) -> Any:
     """The contents of a YAML file through the safe loader, duplicate keys refused."""
     try:
         return _UniqueKeyLoader(path.read_text()).get_single_data()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         folder = path.parent if path.parent.is_dir() else Path()
         near = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.yaml")], n=3)
         hint = f" Did you mean {', '.join(f'`{folder / n}`' for n in near)}?" if near else ""
@@ -88,7 +95,8 @@ def build(cls: Any, data: Any, where: str = "config", key: str = "", folder: Pat
     """
     at = f"`{key}` in {where}" if key else where
     if isinstance(data, str) and folder is not None and data.endswith((".yaml", ".yml")):
-        return build(cls, read_yaml(folder / data), where=str(folder / data), folder=(folder / data).parent)
+        path = _find(data, folder)
+        return build(cls, read_yaml(path), where=str(path), folder=path.parent)
     if not isinstance(data, Mapping):
         raise ConfigError(f"{at} must be a section of keys, got {data!r}.")
     cls = _choose(cls, data, at)
@@ -118,11 +126,25 @@ def _value(hint: Any, data: Any, where: str, key: str, folder: Path | None) -> A
         return {k: build(arguments[1], v, where, _join(key, k), folder) for k, v in data.items()}
     import pydantic
 
+    # Strict, so that "3" is no number and true no 1; through JSON, where a list is how a tuple is written.
     try:
-        return pydantic.TypeAdapter(hint).validate_python(data)
+        return _adapter(hint).validate_json(json.dumps(data, default=str), strict=True)
     except pydantic.ValidationError as error:
         reasons = "; ".join(e["msg"] for e in error.errors()[:3])
         raise ConfigError(f"`{key}` in {where} is {data!r}: {reasons}.") from None
+
+
+@functools.cache
+def _adapter(hint: Any) -> Any:
+    import pydantic
+
+    return pydantic.TypeAdapter(hint)
+
+
+def _find(name: str, folder: Path) -> Path:
+    """A YAML file relative to `folder`, else to the installed configurations; the former where neither exists."""
+    candidates = (folder / name, CONFIGS / name, CONFIGS / name.removeprefix("configs/"))
+    return next((path for path in candidates if path.is_file()), candidates[0])
 
 
 def _choose(hint: Any, data: Mapping, at: str) -> Any:
@@ -171,9 +193,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, quoting what the loader above would take for a number."""
+
+
 # YAML 1.1 reads 1e-3 (no dot) as text.
-_UniqueKeyLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\.inf|\.nan)$"),
-    list("-+0123456789."),
-)
+for _yaml in (_UniqueKeyLoader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\.inf|\.nan)$"),
+        list("-+0123456789."),
+    )
