@@ -19,6 +19,7 @@ from robo_rl.app import results
 from robo_rl.app.bench import CHEETAH, PEER_ENVS, SB3_LIKE, SB3_LIKE_POLICY, BenchConfig, sb3_ppo
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.app.train_sim import TrainSimConfig, make_run
+from robo_rl.loops.evaluate import evaluate, initial_states
 from robo_rl.types import STATE, ActionSample, Actor, Obs
 from sims.mujoco.gym_tasks import MujocoConfig
 
@@ -61,35 +62,21 @@ def run(algo: str, seed: int, total_steps: int) -> dict[str, Any]:
         steps, actor = model.num_timesteps, _SB3Actor(model)
         train_return = statistics.fmean(episode["r"] for episode in model.ep_info_buffer)
     wall_s, cpu_s = time.perf_counter() - start, cpu_seconds() - cpu
-    returns = evaluate_returns(actor)
+    env = sims.make(MujocoConfig(task=CHEETAH, num_envs=EVAL_EPISODES))
+    evaluated = evaluate(env, actor, initial_states(EVAL_EPISODES)).metrics(env.spec)
+    env.close()
     return {
         "algo": algo,
         "seed": seed,
         "env_steps": steps,
-        "eval_return": statistics.fmean(returns),
-        "eval_std": statistics.stdev(returns),
+        "eval_return": evaluated["eval/mean_reward"],
+        "eval_std": evaluated["eval/std_reward"],
         "train_return": train_return,
         "wall_s": round(wall_s, 1),
         "cpu_s": round(cpu_s, 1),
         "commit": results.commit(),
         "command": f"python launch/bench.py ppo-parity --algo {algo} --seeds {seed} --write",
     }
-
-
-def evaluate_returns(actor: Actor) -> list[float]:
-    """Undiscounted return of each fixed initial state; no episode of HalfCheetah ends early."""
-    env = sims.make(MujocoConfig(task=CHEETAH, num_envs=EVAL_EPISODES), seed=0)
-    env.autoreset = False
-    episode = torch.arange(EVAL_EPISODES)
-    obs = env.reset(init=torch.stack([torch.zeros_like(episode), episode], dim=1))
-    total = torch.zeros(EVAL_EPISODES, dtype=torch.float64)
-    with torch.no_grad():
-        for _ in range(env.spec.max_episode_steps):
-            step = env.step(actor.act(obs, deterministic=True).action)
-            total += step.reward
-            obs = step.obs
-    env.close()
-    return total.tolist()
 
 
 def compare(records: dict[str, dict[str, Any]]) -> results.Row:
