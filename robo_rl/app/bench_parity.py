@@ -20,7 +20,7 @@ from robo_rl.app.bench import CHEETAH, PEER_ENVS, SB3_LIKE, SB3_LIKE_POLICY, Ben
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.app.train_sim import TrainSimConfig, make_run
 from robo_rl.loops.evaluate import evaluate, initial_states
-from robo_rl.types import STATE, ActionSample, Actor, Obs
+from robo_rl.types import STATE, ActionSample, Obs
 from sims.mujoco.gym_tasks import MujocoConfig
 
 PAGE = "ppo_parity"
