@@ -27,7 +27,7 @@ from robo_rl.app import results
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.app.train_sim import TrainSimConfig, make_run
 from robo_rl.errors import ConfigError, RoboRLError, missing_extra
-from robo_rl.types import ENVIRONMENT_STATE, STATE
+from robo_rl.types import ENVIRONMENT_STATE, STATE, Continuous
 from sims.mujoco.gym_tasks import MujocoConfig
 from sims.mujoco.tabletop import TabletopConfig
 
@@ -265,7 +265,8 @@ def ratio_row(
 def _env_contender(name: str, env_config: MujocoConfig | TabletopConfig) -> Contender:
     env = sims.make(env_config, seed=0)
     env.reset(seed=0)
-    actions = torch.rand(16, env.spec.num_envs, len(env.spec.action.low)) * 2 - 1
+    assert isinstance(env.spec.action, Continuous)
+    actions = torch.rand(16, env.spec.num_envs, env.spec.action.dim) * 2 - 1
 
     def advance() -> int:
         for action in actions:
