@@ -55,6 +55,8 @@ class GaussianPolicy(nn.Module):
 
     low: Tensor
     high: Tensor
+    scale: Tensor
+    offset: Tensor
 
     def __init__(self, config: GaussianConfig, spec: EnvSpec):
         super().__init__()

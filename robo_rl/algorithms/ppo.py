@@ -85,7 +85,9 @@ class PPO:
         trained = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
         # One flat parameter for each learning rate.
         separate = config.critic_learning_rate is not None
-        groups = [[p for name, p in trained if (separate and name.startswith("critic")) == flag] for flag in (False, True)]
+        groups = [
+            [p for name, p in trained if (separate and name.startswith("critic")) == flag] for flag in (False, True)
+        ]
         self.parameters = [flatten_parameters(group) for group in groups if group]
         self.optimizer = torch.optim.Adam(
             [{"params": [p], "lr": config.learning_rate} for p in self.parameters], eps=config.adam_epsilon, fused=True

@@ -95,11 +95,12 @@ def test_nothing_flows_back_from_an_invalid_row():
 
 # --- densities -----------------------------------------------------------------------------------------------
 
+BOX = Continuous(low=(-1.0, -2.0), high=(1.0, 4.0))
 SPEC = EnvSpec(
     name="test",
     num_envs=4,
     obs={STATE: ArraySpec((3,))},
-    action=Continuous(low=(-1.0, -2.0), high=(1.0, 4.0)),
+    action=BOX,
     control_hz=20,
     max_episode_steps=10,
 )
@@ -134,7 +135,7 @@ def test_evaluate_repeats_what_act_said_and_actions_stay_in_bounds(squash, state
     evaluation = policy.evaluate(obs, sample)
     torch.testing.assert_close(evaluation.log_prob, sample.log_prob)
     torch.testing.assert_close(evaluation.value, sample.value)
-    low, high = torch.tensor(SPEC.action.low), torch.tensor(SPEC.action.high)
+    low, high = torch.tensor(BOX.low), torch.tensor(BOX.high)
     assert (sample.action >= low).all() and (sample.action <= high).all()
     assert sample.action[:, 1].max() > 1, "the second dimension reaches 4, so actions must be scaled to it"
 
