@@ -145,11 +145,11 @@ def check_fits(trained: EnvSpec, env: EnvSpec, keys: tuple[str, ...]) -> list[st
         problems.append(
             f"control rate: trained at {trained.control_hz} Hz, the environment runs at {env.control_hz} Hz"
         )
-    for name in sorted(trained.convention.keys() & env.convention.keys()):
-        if trained.convention[name] != env.convention[name]:
-            problems.append(
-                f"convention `{name}`: trained with `{trained.convention[name]}`, here `{env.convention[name]}`"
-            )
+    problems += [
+        f"convention `{name}`: trained with `{trained.convention[name]}`, here `{env.convention[name]}`"
+        for name in sorted(trained.convention.keys() & env.convention.keys())
+        if trained.convention[name] != env.convention[name]
+    ]
     if problems:
         raise ContractError(
             f"This checkpoint (trained on `{trained.name}`) does not fit `{env.name}`:\n  - " + "\n  - ".join(problems)

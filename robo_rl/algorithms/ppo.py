@@ -49,7 +49,7 @@ class PPOConfig:
     critic_learning_rate: float | None = None
     """Learning rate of the critic's own parameters; None: the same."""
     schedule: Literal["constant", "linear", "kl_adaptive"] = "kl_adaptive"
-    """linear falls to 0 at the end of training; kl_adaptive steps by 1.5 to keep the KL of an update near `target_kl`."""
+    """linear falls to 0 at the end of training; kl_adaptive steps by 1.5 to keep an update's KL near `target_kl`."""
     learning_rate_min: float = 1e-4
     learning_rate_max: float = 3e-3
     target_kl: float | None = 0.015
@@ -119,10 +119,10 @@ class PPO:
             batch = batch[batch.valid]
         assert batch.sample.value is not None and batch.value_target is not None
         totals: dict[str, list[Tensor]] = defaultdict(list)
-        epochs = 0
         kl = torch.zeros(())
-        for epochs in range(1, config.epochs + 1):
+        for epoch in range(1, config.epochs + 1):
             kl = self._epoch(batch, generator, totals)
+            totals["epochs"] = [torch.tensor(float(epoch))]
             if config.kl_stop is not None and config.target_kl is not None and kl > config.kl_stop * config.target_kl:
                 break
         if config.schedule == "kl_adaptive":
@@ -131,7 +131,6 @@ class PPO:
         return metrics | {
             "train/explained_variance": float(explained_variance(batch.sample.value, batch.value_target)),
             "train/learning_rate": self.learning_rate,
-            "train/epochs": float(epochs),
         }
 
     def with_advantages(self, rollout: Rollout) -> Rollout:
@@ -169,8 +168,8 @@ class PPO:
                 if not torch.isfinite(norm):
                     self._zero_gradients()
                     raise NonFiniteError(
-                        f"PPO's gradient norm is {float(norm)} (loss {float(loss.detach())}). The policy is unchanged since the "
-                        "previous step. Look for extreme rewards or observations in the saved minibatch.",
+                        f"PPO's gradient norm is {float(norm)} (loss {float(loss.detach())}). The policy is unchanged since "
+                        "the previous step. Look for extreme rewards or observations in the saved minibatch.",
                         flat_tensors(minibatch),
                     )
                 self.optimizer.step()

@@ -71,8 +71,13 @@ class Run:
     loop: OnPolicy
     cpu_before: float = 0.0  # spent by the runs that this one resumes [s]
     wall_before: float = 0.0
+    saved_at: int = -1  # env_steps of the newest checkpoint
+    evaluation_env: VecEnv | None = None  # built at the first evaluation and kept: worker processes start slowly
 
-    def save(self, root: Path, cpu_s: float, wall_s: float) -> Path:
+    def save(self, root: Path, cpu_s: float, wall_s: float) -> None:
+        """Write a checkpoint, unless this very state is on disk already."""
+        if self.saved_at == self.loop.env_steps:
+            return
         loop = self.loop.state_dict()
         parts = {
             "policy": self.policy.state_dict(),
@@ -80,15 +85,31 @@ class Run:
             "rng": {"generator": loop.pop("generator")},
             "env": loop,
         }
-        spec = {"env": checkpoint.env_spec_dict(self.spec), "policy": to_dict(self.config.policy)}
+        policy = to_dict(self.config.policy)
+        spec = {"env": checkpoint.env_spec_dict(self.spec), "policy": policy, "versions": versions()}
         state = {"cpu_s": cpu_s, "wall_s": wall_s}
-        return checkpoint.save(root, self.loop.env_steps, parts, state, spec, self.config.checkpoint.keep)
+        checkpoint.save(root, self.loop.env_steps, parts, state, spec, self.config.checkpoint.keep)
+        self.saved_at = self.loop.env_steps
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         self.policy.load_state_dict(saved.parts["policy"])
         self.algorithm.load_state_dict(saved.parts["algorithm"])
         self.loop.load_state_dict({**saved.parts["env"], **saved.parts["rng"]})
         self.cpu_before, self.wall_before = saved.state["cpu_s"], saved.state["wall_s"]
+        self.saved_at = self.loop.env_steps
+
+    def evaluate(self, video: Path | None = None) -> Evaluated:
+        """The present policy over the configured initial states, in environments of its own."""
+        evaluation = self.config.evaluation
+        if self.evaluation_env is None:
+            num_envs = min(evaluation.num_envs or self.spec.num_envs, evaluation.episodes)
+            self.evaluation_env = sims.make(replace(self.config.env, num_envs=num_envs), self.config.seed)
+        return run_evaluation(self.evaluation_env, self.policy, evaluation, video)
+
+    def close(self) -> None:
+        self.loop.env.close()
+        if self.evaluation_env is not None:
+            self.evaluation_env.close()
 
 
 def make_run(config: TrainSimConfig) -> Run:

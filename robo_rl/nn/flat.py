@@ -12,8 +12,8 @@ from torch import nn
 def flatten_parameters(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
     """One flat (P,) parameter whose storage, and whose gradient's storage, the given ones become views of.
 
-    Gradients accumulate in place, so clear them with `flat.grad.zero_()`, never by setting them to None. Move the module
-    to its device first: `module.to()` afterwards would cut the views.
+    Gradients accumulate in place, so clear them with `flat.grad.zero_()`, never by setting them to None. Move the
+    module to its device first: `module.to()` afterwards would cut the views.
     """
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
     flat.grad = torch.zeros_like(flat)

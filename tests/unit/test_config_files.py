@@ -63,7 +63,7 @@ def test_bad_files_are_refused_with_the_place(tmp_path, text, message):
 
 
 def test_a_missing_file_names_its_neighbours():
-    with pytest.raises(ConfigError, match="lift.yaml"):
+    with pytest.raises(ConfigError, match=r"lift\.yaml"):
         load(TrainSimConfig, ROOT / "configs/train/lfit.yaml")
 
 
@@ -116,6 +116,7 @@ def test_the_light_base_imports_without_torch_and_mujoco():
     modules = "robo_rl robo_rl.types robo_rl.errors robo_rl.config robo_rl.seeding robo_rl.checkpoint robo_rl.tracking"
     modules += " robo_rl.tracking.run_dir robo_rl.tracking.tracker robo_rl.tracking.panel robo_rl.tracking.video"
     modules += " robo_rl.data.episodes real_robot"
-    code = f"import sys, importlib\nfor m in ('torch', 'mujoco'): sys.modules[m] = None\nfor m in {modules.split()}: importlib.import_module(m)"
+    code = "import sys, importlib\nsys.modules['torch'] = sys.modules['mujoco'] = None\n"
+    code += f"for module in {modules.split()}: importlib.import_module(module)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
