@@ -8,6 +8,7 @@ exit status 2.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -45,28 +46,33 @@ def train(arguments: Sequence[str] | None = None) -> int:
     """Train in simulation: `train CONFIG.yaml [--seed 3 --env.num-envs 64 ...]` or `train --resume RUN`."""
     # Waiting OpenMP threads spin by default and take the core that the physics needs. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    parser = _parser("train", "Train in simulation.")
-    parser.add_argument("config", nargs="?", type=Path, help="YAML file, for example configs/train/demo.yaml")
+    description = "Train in simulation. With a configuration, --help also lists every field that it has."
+    parser = _parser("train", description, first="CONFIG.yaml", add_help=False)
     parser.add_argument("--run-dir", "--run_dir", type=Path, help="where to write (default: runs/NAME/TIME-sSEED)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue a run directory; takes nothing else")
     parser.add_argument("--dry-run", "--dry_run", action="store_true", help="build everything, print shapes, stop")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live panel")
     options, overrides = _parse(parser, arguments)
+    config_path = _take_config(overrides)
+    if "--help" in overrides or "-h" in overrides:
+        parser.print_help()
+        if config_path is None:
+            return 0
 
     def run() -> dict[str, Any] | None:
         from robo_rl.app import train_sim
         from robo_rl.config import load
 
         if options.resume is not None:
-            if options.config is not None or overrides or options.run_dir is not None:
+            if config_path is not None or overrides or options.run_dir is not None:
                 raise ConfigError(
                     "--resume takes a run directory and nothing else: its config.yaml is the configuration."
                 )
             config, run_dir = train_sim.load_run_config(options.resume), options.resume
         else:
-            config = load(train_sim.TrainSimConfig, _required(options.config), overrides)
+            config = load(train_sim.TrainSimConfig, _required(config_path), overrides)
             stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
-            run_dir = options.run_dir or Path("runs") / options.config.stem / stamp
+            run_dir = options.run_dir or Path("runs") / _required(config_path).stem / stamp
         if options.dry_run:
             print(train_sim.dry_run(config))
             return None
@@ -155,17 +161,28 @@ def _default_out(actor: str, name: str) -> Path:
     return path / name if path.is_dir() else Path("runs") / name / (path.stem or actor)
 
 
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
+def _parser(command: str, description: str, first: str = "", add_help: bool = True) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
-        prog=f"robo-rl {command}",
+        prog=f"robo-rl {command} {first}".strip(),
         description=description,
         epilog="Every field of the configuration can be overridden: --seed 3 --env.num-envs 64",
         allow_abbrev=False,
+        add_help=add_help,
     )
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Our own options, and the rest, which overrides fields of the configuration."""
     return parser.parse_known_args(sys.argv[1:] if arguments is None else list(arguments))
+
+
+def _take_config(overrides: list[str]) -> Path | None:
+    """Remove the YAML file from the overrides, wherever it stands among them. (As argparse's positional it would have
+    to come first: what follows an option that argparse does not know may be that option's value.)"""
+    for i, argument in enumerate(overrides):
+        if argument.endswith((".yaml", ".yml")) or (i == 0 and not argument.startswith("-") and "=" not in argument):
+            return Path(overrides.pop(i))
+    return None
 
 
 def _required(config: Path | None) -> Path:
@@ -182,6 +199,14 @@ def _report(run: Callable[[], dict[str, Any] | None]) -> int:
     except RoboRLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: The disk is full: {error}. Free some space.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     if result is not None:
         print(json.dumps(result))
         return 130 if result.get("interrupted") else 0

@@ -24,13 +24,13 @@ from policies import PolicyConfig
 from robo_rl import checkpoint
 from robo_rl.algorithms.ppo import PPO, PPOConfig
 from robo_rl.app.cpu import cpu_seconds
-from robo_rl.app.evaluate import EvaluationConfig, run_evaluation
+from robo_rl.app.evaluate import Evaluated, EvaluationConfig, run_evaluation
 from robo_rl.config import dump, load, to_dict
 from robo_rl.errors import ConfigError, NonFiniteError
 from robo_rl.loops.on_policy import OnPolicy
-from robo_rl.tracking.run_dir import RunDir
+from robo_rl.tracking.run_dir import RunDir, versions
 from robo_rl.tracking.tracker import Tracker
-from robo_rl.types import EnvSpec, Metrics
+from robo_rl.types import EnvSpec, Metrics, VecEnv
 from sims import SimConfig
 
 
@@ -132,7 +132,8 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
         live: a live panel (True), plain lines (False), or a panel where there is a terminal (None).
 
     Returns:
-        What `result.json` holds. `interrupted` is True after Ctrl-C: the run was saved and can be resumed.
+        What `result.json` holds. `wall_s` and `cpu_s` are of everything, `train_wall_s` and `train_cpu_s` end where the
+        last evaluation begins. `interrupted` is True after Ctrl-C: the run was saved, not evaluated, and can go on.
 
     Raises:
         NonFiniteError: a loss or gradient is not finite; the minibatch is in `non_finite_batch.safetensors`.
@@ -148,8 +149,8 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
         cpu = run.cpu_before + cpu_seconds() - cpu_start
         return cpu, run.wall_before + time.perf_counter() - start
 
-    evaluation: Metrics = {}
-    tracker = Tracker(directory, config.total_env_steps, live)
+    metrics: Metrics = {}
+    tracker = Tracker(directory, config.total_env_steps, live, start_step=loop.env_steps)
     checkpoints = run_dir / "checkpoints"
     with _stop_on_sigint() as stop:
         try:
@@ -162,34 +163,37 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
                 loop.progress = _progress(config, loop.env_steps, cpu_s)
                 if loop.env_steps >= next_evaluation and loop.progress < 1:
                     next_evaluation = _next_due(loop.env_steps, config.evaluation.every)
-                    evaluation = _evaluate(run, run_dir, video=False).metrics
-                    metrics |= evaluation
+                    metrics |= run.evaluate().metrics
                 if loop.env_steps >= next_save:
                     next_save = _next_due(loop.env_steps, config.checkpoint.every)
                     run.save(checkpoints, cpu_s, wall_s)
-                counters = {f"env/{k}": float(v) for k, v in env.counters.items()}
-                clock = {"time/cpu_s": cpu_s, "time/wall_s": wall_s, "time/progress": loop.progress}
-                tracker.log(loop.env_steps, metrics | counters | clock)
+                metrics |= {f"env/{k}": float(v) for k, v in env.counters.items()}
+                metrics |= {"time/cpu_s": cpu_s, "time/wall_s": wall_s, "time/progress": loop.progress}
+                tracker.log(loop.env_steps, metrics)
+            train_cpu_s, train_wall_s = spent()
+            run.save(checkpoints, train_cpu_s, train_wall_s)
+            result: dict[str, Any] = {"interrupted": stop.requested, "metrics": metrics, "env_steps": loop.env_steps}
+            if not stop.requested:
+                video = run_dir / "video" / f"step_{loop.env_steps:012d}.mp4" if config.evaluation.video else None
+                final = run.evaluate(video)
+                tracker.log(loop.env_steps, final.metrics)
+                result |= {"metrics": metrics | final.metrics, **final.counts}
             cpu_s, wall_s = spent()
-            run.save(checkpoints, cpu_s, wall_s)
         except NonFiniteError as error:
             path = run_dir / "non_finite_batch.safetensors"
             save_file(error.tensors, path)
             raise NonFiniteError(f"{error} The minibatch is in `{path}`.", error.tensors) from error
         finally:
-            env.close()
+            run.close()
             tracker.close()
-        result: dict[str, Any] = {
-            "interrupted": stop.requested,
-            "env_steps": loop.env_steps,
-            "wall_s": wall_s,
-            "cpu_s": cpu_s,
-            "seed": config.seed,
-            "counters": dict(env.counters),
-        }
-        if not stop.requested:
-            final = _evaluate(run, run_dir, video=config.evaluation.video)
-            result |= {"metrics": final.metrics, **final.counts}
+    result |= {
+        "train_wall_s": train_wall_s,
+        "train_cpu_s": train_cpu_s,
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "seed": config.seed,
+        "counters": dict(env.counters),
+    }
     return directory.write_result(result)
 
 
@@ -208,7 +212,7 @@ def dry_run(config: TrainSimConfig) -> str:
         updates = -(-config.total_env_steps // per_update)
         lines += [f"algorithm    {config.algorithm.kind}, {updates:,} updates of {per_update:,} steps"]
     finally:
-        run.loop.env.close()
+        run.close()
     return "\n".join(lines)
 
 
@@ -218,18 +222,6 @@ def load_run_config(run_dir: Path) -> TrainSimConfig:
     if not path.exists():
         raise ConfigError(f"`{run_dir}` is not a run directory: it has no config.yaml.")
     return load(TrainSimConfig, path)
-
-
-def _evaluate(run: Run, run_dir: Path, video: bool):
-    """The present policy over the configured initial states, in environments of its own."""
-    evaluation = run.config.evaluation
-    num_envs = min(evaluation.num_envs or run.spec.num_envs, evaluation.episodes)
-    env = sims.make(replace(run.config.env, num_envs=num_envs), run.config.seed)
-    path = run_dir / "video" / f"step_{run.loop.env_steps:012d}.mp4" if video else None
-    try:
-        return run_evaluation(env, run.policy, evaluation, path)
-    finally:
-        env.close()
 
 
 def _progress(config: TrainSimConfig, env_steps: int, cpu_s: float) -> float:

@@ -58,8 +58,9 @@ def test_result_says_everything(tmp_path, capsys):
     run = tmp_path / "run"
     assert {p.name for p in run.iterdir()} >= {"config.yaml", "command.txt", "versions.json", "metrics.jsonl", "tb"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["step"] == 64
-    assert "time/fps" in lines[-1]
+    assert [line["step"] for line in lines] == [64, 64]  # one update, one evaluation
+    assert "time/fps" in lines[0]
+    assert lines[1]["eval/mean_reward"] == result["metrics"]["eval/mean_reward"]
 
 
 def test_a_checkpoint_evaluates_to_the_numbers_of_its_run(tmp_path):
