@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from safetensors import SafetensorError
 
 from robo_rl.config import build, to_dict
-from robo_rl.errors import ContractError
+from robo_rl.errors import ConfigError, ContractError
 from robo_rl.types import EnvSpec
 
 FORMAT = 1
@@ -57,11 +58,15 @@ def save(
         Its directory.
 
     Raises:
+        ConfigError: `keep` is below 1.
         ContractError: the disk is full; what was there before is untouched and the partial directory removed.
     """
+    if keep < 1:
+        raise ConfigError(f"checkpoint.keep is {keep}: the checkpoint just written has to stay. Set it to 1 or more.")
     final = root / f"step_{step:012d}"
-    partial = root / f".partial_{final.name}"
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, replaced = root / f".partial_{final.name}", root / f".replaced_{final.name}"
+    for leftover in root.glob(".*_step_*"):  # of a process that died while writing
+        shutil.rmtree(leftover)
     try:
         partial.mkdir(parents=True)
         for name, tensors in parts.items():
@@ -69,10 +74,14 @@ def save(
         _write_text(partial / "state.json", json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
         _write_text(partial / "spec.json", json.dumps({"format": FORMAT, **spec}, indent=1))
         _write_text(partial / "COMPLETE", "")
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
         _write_text(root / ".last", final.name)
+        _sync_folder(partial)
+        # All data is on disk: from here on there are only renames, which a full disk cannot stop.
+        if final.exists():
+            final.rename(replaced)
+        partial.rename(final)
         (root / ".last").rename(root / "last")
+        _sync_folder(root)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -82,7 +91,9 @@ def save(
                 + (f"The last one, `{kept.name}`, is whole: free some space and resume." if kept else "None was kept.")
             ) from error
         raise
+    shutil.rmtree(replaced, ignore_errors=True)
     for old in complete(root)[:-keep]:
+        (old / "COMPLETE").unlink()  # first, so that a half-deleted one is never taken for a checkpoint
         shutil.rmtree(old)
     return final
 
@@ -91,20 +102,23 @@ def load(path: Path, framework: Literal["torch", "numpy"] = "torch") -> Checkpoi
     """Read a checkpoint: its directory, or a run directory or `checkpoints` folder, whose newest is taken.
 
     Raises:
-        ContractError: there is none, it is incomplete, or of a newer format.
+        ContractError: there is none, it is incomplete or damaged, or of a newer format.
     """
     path = Path(path)
     found = path if (path / "COMPLETE").exists() else latest(path / "checkpoints") or latest(path)
     if found is None:
         raise ContractError(f"`{path}` holds no complete checkpoint (a directory `step_N` with a file COMPLETE).")
-    state, spec = (json.loads((found / f"{name}.json").read_text()) for name in ("state", "spec"))
-    if state["format"] > FORMAT:
-        raise ContractError(f"`{found}` has format {state['format']}, this version reads up to {FORMAT}: upgrade.")
     if framework == "torch":
         from safetensors.torch import load_file
     else:
         from safetensors.numpy import load_file
-    parts = {file.stem: load_file(file) for file in sorted(found.glob("*.safetensors"))}
+    try:
+        state, spec = (json.loads((found / f"{name}.json").read_text()) for name in ("state", "spec"))
+        parts = {file.stem: load_file(file) for file in sorted(found.glob("*.safetensors"))}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ContractError(f"The checkpoint `{found}` is damaged: {error}. Use an older one beside it.") from error
+    if state["format"] > FORMAT:
+        raise ContractError(f"`{found}` has format {state['format']}, this version reads up to {FORMAT}: upgrade.")
     return Checkpoint(found, parts, state, spec)
 
 
@@ -188,3 +202,12 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make renames within `path` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
