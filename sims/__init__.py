@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from sims.maniskill import ManiSkillConfig
+from sims.mujoco.gym_tasks import MujocoConfig
 from sims.mujoco.tabletop import TabletopConfig
 
 if TYPE_CHECKING:
     from robo_rl.types import VecEnv
 
-SimConfig: TypeAlias = TabletopConfig | ManiSkillConfig
+SimConfig: TypeAlias = TabletopConfig | MujocoConfig | ManiSkillConfig
 
 
 def make(config: SimConfig, seed: int = 0) -> VecEnv:
@@ -21,6 +22,10 @@ def make(config: SimConfig, seed: int = 0) -> VecEnv:
             from sims.mujoco.tabletop import TabletopEnv
 
             return TabletopEnv(config, seed)
+        case MujocoConfig():
+            from sims.mujoco.gym_tasks import MujocoEnv
+
+            return MujocoEnv(config, seed)
         case ManiSkillConfig():
             from sims import maniskill
 
