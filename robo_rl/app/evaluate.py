@@ -17,10 +17,10 @@ from robo_rl import checkpoint
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.config import build
 from robo_rl.errors import ConfigError, missing_extra
+from robo_rl.loops.evaluate import EvaluationResult, concatenate, initial_states
 from robo_rl.loops.evaluate import evaluate as evaluate_actor
-from robo_rl.loops.evaluate import initial_states
-from robo_rl.tracking.video import write_video
-from robo_rl.types import Actor, EnvSpec, Metrics, VecEnv
+from robo_rl.tracking.video import VideoWriter
+from robo_rl.types import Actor, EnvSpec, Step, VecEnv
 from sims import SimConfig
 
 VIDEO_TILES = 16
@@ -41,47 +41,39 @@ class EvaluationConfig:
     """Save a tiled video of the first episodes."""
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """`metrics` are floats by Stable-Baselines3's names; `counts` the integers and the interval for `result.json`."""
-
-    metrics: Metrics
-    counts: dict[str, Any]
-
-
 def run_evaluation(
     env: VecEnv,
     actor: Actor,
     config: EvaluationConfig,
     video_path: Path | None = None,
     generator: torch.Generator | None = None,
-) -> Evaluated:
+) -> EvaluationResult:
     """`actor` once over the configured initial states of every task of `env`; a video of the first rows if asked."""
+    generator = generator or torch.Generator().manual_seed(0)
     init = initial_states(config.episodes, len(env.spec.tasks), tuning=config.tuning)
     result = evaluate_actor(env, actor, init, deterministic=config.deterministic, generator=generator)
-    metrics, counts = {}, {}
-    for name, value in result.metrics(env.spec).items():
-        (metrics if name.startswith("eval/") else counts)[name] = value
     if video_path is not None:
         record_video(env, actor, init[: min(VIDEO_TILES, env.spec.num_envs)], video_path, config.deterministic)
-    return Evaluated(metrics, counts)
+    return result
 
 
 def record_video(env: VecEnv, actor: Actor, init: torch.Tensor, path: Path, deterministic: bool = True) -> None:
-    """One tiled video of the episodes `init` (M, 2), with each tile's running return and success."""
+    """One tiled video of the episodes `init` (M, 2), M at most `num_envs`; each tile shows its running return and
+    success, and keeps those of its end until the longest episode is over."""
     rows = torch.arange(len(init))
-    frames, captions = [], []
     returns = torch.zeros(len(init))
+    success = torch.zeros(len(init), dtype=torch.bool)
+    running = torch.ones(len(init), dtype=torch.bool)
 
-    def on_step(step: Any) -> None:
-        returns.add_(step.reward[rows] * step.valid[rows])
-        frames.append(env.render(rows))
-        captions.append([(float(r), bool(s)) for r, s in zip(returns, step.info["success"][rows], strict=True)])
+    def on_step(step: Step) -> None:
+        nonlocal success, running
+        returns.add_(torch.where(running, step.reward[rows].cpu(), 0.0))
+        success = torch.where(running, step.info["success"][rows].cpu(), success)
+        running = running & ~(step.terminated | step.truncated)[rows].cpu()
+        video.add(env.render(rows), list(zip(returns.tolist(), success.tolist(), strict=True)))
 
-    # Rows beyond the filmed ones idle on copies of the first state.
-    evaluate_actor(env, actor, init, deterministic=deterministic, on_step=on_step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_video(path, frames, fps=env.spec.control_hz, captions=captions)
+    with VideoWriter(path, fps=env.spec.control_hz) as video:
+        evaluate_actor(env, actor, init, deterministic=deterministic, on_step=on_step)
 
 
 def load_policy(saved: checkpoint.Checkpoint) -> tuple[Any, EnvSpec]:
@@ -109,13 +101,11 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     """Evaluate `config.actor`; writes a video to `out` where one is asked for.
 
     Returns:
-        metrics averaged over the seeds, integer counts summed over them, their interval, cost.
+        metrics and integer counts with their interval over the episodes of all seeds, each seed's own, cost.
 
     Raises:
         ContractError: the checkpoint does not fit the environment (both values in the message).
     """
-    from robo_rl.loops.evaluate import wilson
-
     start, cpu_start = time.perf_counter(), cpu_seconds()
     num_envs = min(config.evaluation.num_envs or config.env.num_envs, config.evaluation.episodes)
     env = sims.make(replace(config.env, num_envs=num_envs))
@@ -128,14 +118,12 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
         counters = dict(env.counters)
     finally:
         env.close()
-    names = results[0].metrics
-    summed = {name: sum(r.counts[name] for r in results) for name in ("successes", "episodes", "invalid")}
+    pooled = concatenate(results)
     return {
-        "metrics": {name: sum(r.metrics[name] for r in results) / len(results) for name in names},
-        **summed,
-        "interval": wilson(summed["successes"], summed["episodes"]),
+        "metrics": pooled.metrics(env.spec),
+        **pooled.counts(env.spec),
         "seeds": list(config.seeds),
-        "per_seed": [r.counts for r in results],
+        "per_seed": [r.metrics(env.spec) | r.counts(env.spec) for r in results],
         "warnings": warnings,
         "counters": counters,
         "wall_s": time.perf_counter() - start,

@@ -24,9 +24,10 @@ from policies import PolicyConfig
 from robo_rl import checkpoint
 from robo_rl.algorithms.ppo import PPO, PPOConfig
 from robo_rl.app.cpu import cpu_seconds
-from robo_rl.app.evaluate import Evaluated, EvaluationConfig, run_evaluation
+from robo_rl.app.evaluate import EvaluationConfig, run_evaluation
 from robo_rl.config import dump, load, to_dict
 from robo_rl.errors import ConfigError, NonFiniteError
+from robo_rl.loops.evaluate import EvaluationResult
 from robo_rl.loops.on_policy import OnPolicy
 from robo_rl.tracking.run_dir import RunDir, versions
 from robo_rl.tracking.tracker import Tracker
@@ -98,7 +99,7 @@ class Run:
         self.cpu_before, self.wall_before = saved.state["cpu_s"], saved.state["wall_s"]
         self.saved_at = self.loop.env_steps
 
-    def evaluate(self, video: Path | None = None) -> Evaluated:
+    def evaluate(self, video: Path | None = None) -> EvaluationResult:
         """The present policy over the configured initial states, in environments of its own."""
         evaluation = self.config.evaluation
         if self.evaluation_env is None:
@@ -121,6 +122,8 @@ def make_run(config: TrainSimConfig) -> Run:
     algorithm = PPO(policy, config.algorithm, env.spec.num_envs)
     generator = torch.Generator().manual_seed(config.seed)
     loop = OnPolicy(env, policy, algorithm, config.algorithm.num_steps, generator, config.seed)
+    if config.evaluation.video:
+        env.render(torch.arange(1))  # a missing OpenGL is to be found now, not after training
     return Run(config, env.spec, policy, algorithm, loop)
 
 
@@ -163,7 +166,7 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
                 loop.progress = _progress(config, loop.env_steps, cpu_s)
                 if loop.env_steps >= next_evaluation and loop.progress < 1:
                     next_evaluation = _next_due(loop.env_steps, config.evaluation.every)
-                    metrics |= run.evaluate().metrics
+                    metrics |= run.evaluate().metrics(run.spec)
                 if loop.env_steps >= next_save:
                     next_save = _next_due(loop.env_steps, config.checkpoint.every)
                     run.save(checkpoints, cpu_s, wall_s)
@@ -176,8 +179,9 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
             if not stop.requested:
                 video = run_dir / "video" / f"step_{loop.env_steps:012d}.mp4" if config.evaluation.video else None
                 final = run.evaluate(video)
-                tracker.log(loop.env_steps, final.metrics)
-                result |= {"metrics": metrics | final.metrics, **final.counts}
+                evaluated = final.metrics(run.spec)
+                tracker.log(loop.env_steps, evaluated)
+                result |= {"metrics": metrics | evaluated, **final.counts(run.spec)}
             cpu_s, wall_s = spent()
         except NonFiniteError as error:
             path = run_dir / "non_finite_batch.safetensors"

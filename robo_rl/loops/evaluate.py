@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from robo_rl.errors import ContractError
 from robo_rl.seeding import TUNING_EPISODES
-from robo_rl.types import Actor, EnvSpec, Step, VecEnv
+from robo_rl.types import Actor, EnvSpec, Metrics, Step, VecEnv
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,37 @@ class EvaluationResult:
     success_end: Tensor
     valid: Tensor
 
-    def metrics(self, spec: EnvSpec) -> dict[str, Any]:
-        """Floats named `eval/...` as Stable-Baselines3 names them, and the integer counts with their interval."""
-        at_end = spec.success is not None and spec.success.at == "end"
-        success = self.success_end if at_end else self.success_once
-        successes, episodes = int(success.sum()), len(success)
-        return {
+    def success(self, spec: EnvSpec) -> Tensor:
+        """(E,) bool, what the task calls success: at any step of the episode, or at its last."""
+        return self.success_end if spec.success is not None and spec.success.at == "end" else self.success_once
+
+    def metrics(self, spec: EnvSpec) -> Metrics:
+        """Floats named as Stable-Baselines3 names them; no success where the environment defines none."""
+        metrics = {
             "eval/mean_reward": float(self.returns.mean()),
             "eval/std_reward": float(self.returns.std(correction=0)),
             "eval/mean_ep_length": float(self.lengths.float().mean()),
-            "eval/success_rate": successes / episodes,
-            "eval/success_once": float(self.success_once.float().mean()),
-            "eval/success_end": float(self.success_end.float().mean()),
-            "successes": successes,
-            "episodes": episodes,
-            "invalid": int((~self.valid).sum()),
-            "interval": wilson(successes, episodes),
         }
+        if spec.success is not None:
+            metrics |= {
+                "eval/success_rate": float(self.success(spec).float().mean()),
+                "eval/success_once": float(self.success_once.float().mean()),
+                "eval/success_end": float(self.success_end.float().mean()),
+            }
+        return metrics
+
+    def counts(self, spec: EnvSpec) -> dict[str, Any]:
+        """Integers for `result.json`: episodes, invalid ones among them, and successes with their interval."""
+        counts: dict[str, Any] = {"episodes": len(self.valid), "invalid": int((~self.valid).sum())}
+        if spec.success is not None:
+            successes = int(self.success(spec).sum())
+            counts |= {"successes": successes, "interval": wilson(successes, len(self.valid))}
+        return counts
+
+
+def concatenate(results: Sequence[EvaluationResult]) -> EvaluationResult:
+    """The episodes of several evaluations (seeds, tasks) as one."""
+    return EvaluationResult(*(torch.cat([getattr(r, f.name) for r in results]) for f in fields(EvaluationResult)))
 
 
 def initial_states(episodes: int, num_tasks: int = 1, tuning: bool = False) -> Tensor:

@@ -15,32 +15,38 @@ BORDER = 4
 GREEN, GREY = np.array([40, 200, 80], np.uint8), np.array([60, 60, 60], np.uint8)
 
 
-def write_video(
-    path: Path,
-    frames: Sequence[np.ndarray],
-    fps: float,
-    captions: Sequence[Sequence[tuple[float, bool]]] | None = None,
-) -> None:
-    """Write h264 (yuv420p, plays everywhere).
+class VideoWriter:
+    """An h264 file (yuv420p, plays everywhere), written frame by frame; close it, or use it as a context."""
 
-    Args:
-        frames: one (M, height, width, 3) uint8 per time step.
-        captions: `(running return, success)` of every tile at every time step.
-    """
-    try:
-        import av
-    except ImportError as error:
-        raise missing_extra("av", "train") from error
+    def __init__(self, path: Path, fps: float):
+        """Raises ConfigError where PyAV is missing."""
+        try:
+            import av
+        except ImportError as error:
+            raise missing_extra("av", "train") from error
+        self._av = av
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._container = av.open(str(path), "w")
+        self._stream = self._container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        self._stream.pix_fmt = "yuv420p"
 
-    first = tile(frames[0], captions[0] if captions else None)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
-        stream.height, stream.width = first.shape[0] // 2 * 2, first.shape[1] // 2 * 2  # h264 wants even sizes
-        stream.pix_fmt = "yuv420p"
-        for t, frame in enumerate(frames):
-            picture = tile(frame, captions[t] if captions else None)[: stream.height, : stream.width]
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode())
+    def add(self, frame: np.ndarray, captions: Sequence[tuple[float, bool]] | None = None) -> None:
+        """One time step: (M, height, width, 3) uint8, and `(running return, success)` of every tile."""
+        picture = tile(frame, captions)
+        height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2  # h264 wants even sizes
+        self._stream.height, self._stream.width = height, width
+        image = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[:height, :width]), format="rgb24")
+        self._container.mux(self._stream.encode(image))
+
+    def close(self) -> None:
+        self._container.mux(self._stream.encode())
+        self._container.close()
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def tile(frame: np.ndarray, captions: Sequence[tuple[float, bool]] | None = None) -> np.ndarray:
