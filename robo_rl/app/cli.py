@@ -120,9 +120,11 @@ def collect(arguments: Sequence[str] | None = None) -> int:
         from robo_rl.app.collect import CollectConfig
         from robo_rl.app.collect import collect as run_collect
         from robo_rl.config import override
+        from robo_rl.tracking.run_dir import write_result
 
         config = CollectConfig(env=_env_of(options), actor=options.actor)
-        return run_collect(override(config, overrides) if overrides else config, options.out)
+        result = run_collect(override(config, overrides) if overrides else config, options.out)
+        return write_result(options.out / "result.json", result)
 
     return _report(run)
 

@@ -126,6 +126,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
         "per_seed": [r.metrics(env.spec) | r.counts(env.spec) for r in results],
         "warnings": warnings,
         "counters": counters,
+        "env_steps": int(pooled.lengths.sum()),
         "wall_s": time.perf_counter() - start,
         "cpu_s": cpu_seconds() - cpu_start,
     }

@@ -80,7 +80,10 @@ def wilson(successes: int, episodes: int, z: float = 1.96) -> tuple[float, float
     centre = p + z * z / (2 * episodes)
     spread = z * math.sqrt(p * (1 - p) / episodes + z * z / (4 * episodes**2))
     scale = 1 + z * z / episodes
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    # Exact at the ends, where rounding would leave 1e-16.
+    low = (centre - spread) / scale if successes > 0 else 0.0
+    high = (centre + spread) / scale if successes < episodes else 1.0
+    return low, high
 
 
 @torch.no_grad()

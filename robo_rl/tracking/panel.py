@@ -36,7 +36,8 @@ class Console:
         self._title, self._total = title, total_steps
         self._metrics: dict[str, float] = {}
         self._start = self._printed = time.perf_counter()
-        self._first: tuple[int, float] | None = None  # step and share done at the first update, for the time left
+        # Time, step and share done of the first update: speed is measured from there, without building and warming up.
+        self._first: tuple[float, int, float] | None = None
         self._live: Live | None = None
         if live or (live is None and sys.stdout.isatty()):
             # Redrawn by `show`: rich's own thread would draw also where nothing is new.
@@ -48,7 +49,7 @@ class Console:
         now = time.perf_counter()
         done = self._metrics.get("time/progress", step / self._total)
         if self._first is None:
-            self._first = (step, done)
+            self._first = (now, step, done)
         if now - self._printed < (PLAIN_EVERY if self._live is None else LIVE_EVERY) and done < 1:
             return
         self._printed = now
@@ -84,15 +85,17 @@ class Console:
         return "  ".join(parts)
 
     def _speed_and_left(self, step: int, done: float, now: float) -> tuple[float, float]:
-        """Steps per second since this process began, and seconds to go at this pace."""
+        """Steps per second of this process, and seconds to go at this pace."""
         assert self._first is not None
-        elapsed = max(now - self._start, 1e-9)
-        gained = max(done - self._first[1], 1e-9)
-        return (step - self._first[0]) / elapsed, max(0.0, (1 - done) * elapsed / gained)
+        began, first_step, first_done = self._first
+        elapsed, gained = now - began, done - first_done
+        if elapsed <= 0 or gained <= 0:
+            return self._metrics.get("time/fps", 0.0), float("inf")
+        return (step - first_step) / elapsed, max(0.0, (1 - done) * elapsed / gained)
 
 
 def _clock(seconds: float) -> str:
     if seconds > 100 * 3600:
         return "?"
-    minutes, seconds = divmod(int(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"

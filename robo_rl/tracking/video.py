@@ -29,12 +29,15 @@ class VideoWriter:
         self._container = av.open(str(path), "w")
         self._stream = self._container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         self._stream.pix_fmt = "yuv420p"
+        self._size: tuple[int, int] | None = None  # (height, width), of the first frame
 
     def add(self, frame: np.ndarray, captions: Sequence[tuple[float, bool]] | None = None) -> None:
         """One time step: (M, height, width, 3) uint8, and `(running return, success)` of every tile."""
         picture = tile(frame, captions)
-        height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2  # h264 wants even sizes
-        self._stream.height, self._stream.width = height, width
+        if self._size is None:
+            height, width = self._size = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2  # h264 wants even sizes
+            self._stream.height, self._stream.width = height, width
+        height, width = self._size
         image = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[:height, :width]), format="rgb24")
         self._container.mux(self._stream.encode(image))
 
