@@ -68,9 +68,9 @@ def run(task: str, seed: int, quick: bool) -> dict[str, Any]:
     if result["interrupted"]:
         raise KeyboardInterrupt
     record = {"task": task, "seed": seed, "commit": results.commit()}
-    for key in ("successes", "episodes", "invalid", "env_steps", "cpu_s", "wall_s"):
+    for key in ("successes", "episodes", "invalid", "env_steps", "train_cpu_s", "train_wall_s", "cpu_s", "wall_s"):
         record[key] = result[key]
-    record["steps_per_cpu_s"] = result["env_steps"] / result["cpu_s"]
+    record["steps_per_cpu_s"] = result["env_steps"] / result["train_cpu_s"]
     record["dropped"] = sum(result["counters"].values())
     record["machine"] = result["versions"]["platform"]
     return record
@@ -83,7 +83,7 @@ def row(task: str, records: dict[str, dict[str, Any]]) -> results.Row:
     successes, episodes = sum(r["successes"] for r in mine), sum(r["episodes"] for r in mine)
     low, high = wilson(successes, episodes)
     worst = min(r["successes"] / r["episodes"] for r in mine)
-    longest = max(r["cpu_s"] for r in mine) / 60
+    longest = max(r["train_cpu_s"] for r in mine) / 60
     holds = None
     if goal.success is not None and len(mine) >= 3:
         # The final evaluation is not training: the limit of a run is on the time until its last checkpoint.
