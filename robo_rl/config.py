@@ -152,7 +152,9 @@ def _choose(hint: Any, data: Mapping, at: str) -> Any:
     members = [h for h in _members(hint) if dataclasses.is_dataclass(h)]
     if len(members) == 1:
         return members[0]
-    kinds = {next(f.default for f in dataclasses.fields(m) if f.name == "kind"): m for m in members}
+    kinds: dict[str, Any] = {
+        str(next(f.default for f in dataclasses.fields(m) if f.name == "kind")): m for m in members
+    }
     kind = data.get("kind")
     if kind not in kinds:
         said = "does not say its kind" if kind is None else f"has the unknown kind `{kind}`"

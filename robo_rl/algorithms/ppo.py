@@ -168,8 +168,8 @@ class PPO:
                 if not torch.isfinite(norm):
                     self._zero_gradients()
                     raise NonFiniteError(
-                        f"PPO's gradient norm is {float(norm)} (loss {float(loss.detach())}). The policy is unchanged since "
-                        "the previous step. Look for extreme rewards or observations in the saved minibatch.",
+                        f"PPO's gradient norm is {float(norm)} (loss {float(loss.detach())}). The policy is "
+                        "as it was before this step. Look for extreme rewards or observations in the saved minibatch.",
                         flat_tensors(minibatch),
                     )
                 self.optimizer.step()

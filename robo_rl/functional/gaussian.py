@@ -36,6 +36,7 @@ def tanh_log_det(u: Tensor) -> Tensor:
     """log |d tanh(u) / du| = log(1 - tanh(u)^2), summed over the last axis, exact for large |u|.
 
     Source: the identity log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)); the naive form is -inf from |u| = 9 on
-    in float32. Subtracting it from the density of u gives that of tanh(u) (Haarnoja et al. 2018, arXiv:1801.01290, eq. 21).
+    in float32. Subtracting it from the density of u gives that of tanh(u) (Haarnoja et al. 2018,
+    arXiv:1801.01290, eq. 21).
     """
     return (2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)

@@ -6,7 +6,8 @@ joint_position  six targets [rad]
 ee_delta        five numbers: the commanded tool centre moves by up to 2 cm along the world's x, y and z with the
                 fingers kept down, the wrist's roll by up to 0.16 rad, the gripper by up to 0.2 rad
 
-In all of them an arm target stays within 0.3 rad of the measured angle: no wind-up against an obstacle.
+In all of them an arm target stays within 0.3 rad of the measured angle, and the gripper's closes on an object by at
+most 0.15 rad (full force takes 0.06): no wind-up against an obstacle.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Control = Literal["joint_delta", "joint_position", "ee_delta"]
 MAX_DELTA = np.array([0.08, 0.08, 0.08, 0.08, 0.08, 0.2])  # rad per step
 EE_STEP = np.array([0.02, 0.02, 0.02, 0.16, 0.2])  # m, m, m, rad, rad per step
 MAX_LEAD = 0.3  # rad between target and measured angle
+GRIP_LEAD = 0.15  # rad by which the gripper's target may lie inside what it holds; its force limit takes 0.06
 
 
 def action_spec(control: Control, low: np.ndarray, high: np.ndarray) -> Continuous:
@@ -58,6 +60,7 @@ def motor_targets(
         tcp, _ = chain.forward(previous[:, :5])
         target[:, :5] = solve_down(chain, target[:, :5], tcp + move[:, :3])
     target = np.clip(target, low, high)
-    # The gripper's lead is its grip force; only the arm is kept near.
     target[:, :5] = np.clip(target[:, :5], q[:, :5] - MAX_LEAD, q[:, :5] + MAX_LEAD)
+    # Without this limit a grasp winds the target up far beyond the object, and letting go takes many steps.
+    target[:, 5] = np.maximum(target[:, 5], q[:, 5] - GRIP_LEAD)
     return target

@@ -120,7 +120,7 @@ def _candidates(u: np.ndarray) -> np.ndarray:
 def _first(candidates: np.ndarray, allowed: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
     """(M, 2): the first allowed of each row's candidates (M, DRAWS, 2), `otherwise` (M, 2) where none is."""
     chosen = candidates[np.arange(len(candidates)), allowed.argmax(1)]
-    return np.where(allowed.any(1)[:, None], chosen, otherwise)
+    return np.where(allowed.any(axis=1, keepdims=True), chosen, otherwise)
 
 
 def _at(xy: np.ndarray, z: float) -> np.ndarray:

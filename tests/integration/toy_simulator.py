@@ -49,7 +49,7 @@ class ToySimulator:
     def _obs(self) -> dict[str, np.ndarray]:
         state = np.array([self.position, self.steps], np.float32)
         image = np.full((4, 6, 3), int(np.nan_to_num(abs(self.position)) * 10) % 256, np.uint8)
-        return {"observation.state": state, "observation.images.front": image, "task_id": np.int64(self.task_id)}
+        return {"observation.state": state, "observation.images.front": image, "task_id": np.array(self.task_id)}
 
     def reset(self, task_id: int, episode: int) -> dict[str, np.ndarray]:
         self.task_id, self.steps = task_id, 0
