@@ -57,7 +57,7 @@ SB3_LIKE_POLICY = GaussianConfig(
 
 @dataclass(frozen=True)
 class BenchConfig:
-    rows: tyro.conf.Positional[tuple[Literal["sim", "ppo", "ppo-parity"], ...]]
+    rows: tyro.conf.Positional[tuple[Literal["sim", "ppo", "ppo-parity", "main-job"], ...]]
     """What to measure."""
     repeats: int = 7
     """Turns of each contender; a ratio is the median over them."""
@@ -65,8 +65,10 @@ class BenchConfig:
     """Wall time of one contender's window in a turn [s]; PPO takes whole rollouts."""
     algo: Literal["ours", "sb3", "both"] = "both"
     """ppo-parity: whose runs to make."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """ppo-parity: one run each."""
+    tasks: tuple[str, ...] = ()
+    """main-job: names of `configs/train/`; empty: only put the page together from the runs that there are."""
+    seeds: tuple[int, ...] = ()
+    """One run each; empty: five for ppo-parity, three for main-job."""
     quick: bool = False
     """Two short turns, and one parity run of 20,000 steps; shows that everything runs, measures little."""
     write: bool = False
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
 def bench(config: BenchConfig) -> list[results.Row]:
     """Measure the rows, print them as they come, and return them."""
     if not config.rows:
-        raise ConfigError("bench needs at least one of: sim, ppo, ppo-parity.")
+        raise ConfigError("bench needs at least one of: sim, ppo, ppo-parity, main-job.")
     torch.set_num_threads(1)  # the cheapest per CPU-second on networks of this size, for us and for the peers
     rows: list[results.Row] = []
     for name in dict.fromkeys(config.rows):
@@ -117,6 +119,10 @@ def bench(config: BenchConfig) -> list[results.Row]:
             from robo_rl.app.bench_parity import ppo_parity
 
             new, page = ppo_parity(config), "ppo_parity"
+        elif name == "main-job":
+            from robo_rl.app.bench_main_job import main_job
+
+            new, page = main_job(config.tasks, config.seeds or (0, 1, 2), config.quick, config.write), "main_job"
         else:
             new, page = {"sim": sim, "ppo": ppo}[name](config), "speed"
             new = [replace(r, command=f"python launch/bench.py {name} --write", commit=results.commit()) for r in new]

@@ -15,6 +15,7 @@ from typing import Any
 from robo_rl.app import results
 from robo_rl.app.train_sim import TrainSimConfig, load_run_config, train_sim
 from robo_rl.config import load
+from robo_rl.errors import unknown_name
 from robo_rl.loops.evaluate import wilson
 
 PAGE = "main_job"
@@ -42,6 +43,9 @@ GOALS = {
 
 def main_job(tasks: tuple[str, ...], seeds: tuple[int, ...], quick: bool, write: bool) -> list[results.Row]:
     """Make the runs that are missing, then the rows of all tasks that have any."""
+    for task in tasks:
+        if task not in GOALS:
+            raise unknown_name("task of the main job", task, GOALS)
     records = {} if quick else results.load_records(PAGE)
     for task in tasks:
         for seed in seeds[:1] if quick else seeds:

@@ -33,7 +33,8 @@ def ppo_parity(config: BenchConfig) -> list[results.Row]:
     algos = ("ours", "sb3") if config.algo == "both" else (config.algo,)
     records = results.load_records(PAGE) if not config.quick else {}
     for algo in algos:
-        for seed in config.seeds[:1] if config.quick else config.seeds:
+        seeds = config.seeds or (0, 1, 2, 3, 4)
+        for seed in seeds[:1] if config.quick else seeds:
             name = f"{algo}_seed{seed}"
             if name in records:
                 print(f"{name}: already there, return {records[name]['eval_return']:.0f}")
