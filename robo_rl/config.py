@@ -142,9 +142,10 @@ def _adapter(hint: Any) -> Any:
 
 
 def _find(name: str, folder: Path) -> Path:
-    """A YAML file relative to `folder`, else to the installed configurations; the former where neither exists."""
+    """A YAML file relative to `folder`, else to the installed configurations; where there is none, where it might be."""
     candidates = (folder / name, CONFIGS / name, CONFIGS / name.removeprefix("configs/"))
-    return next((path for path in candidates if path.is_file()), candidates[0])
+    likely = next((path for path in candidates if path.parent.is_dir()), candidates[0])
+    return next((path for path in candidates if path.is_file()), likely)
 
 
 def _choose(hint: Any, data: Mapping, at: str) -> Any:

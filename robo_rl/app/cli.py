@@ -102,7 +102,6 @@ def evaluate(arguments: Sequence[str] | None = None) -> int:
         config = EvaluateConfig(env=_env_of(options), actor=options.actor)
         config = override(config, overrides) if overrides else config
         folder = options.out or _default_out(options.actor, "evaluation")
-        folder.mkdir(parents=True, exist_ok=True)
         return write_result(folder / "result.json", run_evaluate(config, folder))
 
     return _report(run)

@@ -101,4 +101,8 @@ class EpisodeFolder:
         return arrays
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        return (self[i] for i in range(len(self)))
+        return self.episodes()
+
+    def episodes(self, successful_only: bool = False) -> Iterator[dict[str, np.ndarray]]:
+        """Every episode's arrays by name, one file read at a time."""
+        return (self[i] for i, entry in enumerate(self.index) if entry["success"] or not successful_only)

@@ -41,8 +41,9 @@ class Console:
         self._live: Live | None = None
         if live or (live is None and sys.stdout.isatty()):
             # Redrawn by `show`: rich's own thread would draw also where nothing is new.
-            self._live = Live(auto_refresh=False)
-            self._live.start()
+            live_panel = Live(auto_refresh=False)
+            live_panel.start()
+            self._live = live_panel
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics |= metrics

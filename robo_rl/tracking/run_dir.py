@@ -51,6 +51,7 @@ class RunDir:
 def write_result(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Add command and versions to a result, write it whole or not at all, and return it."""
     result = result | {"command": command(), "versions": versions()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(result, indent=1))
     partial.replace(path)
