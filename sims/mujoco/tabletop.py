@@ -305,6 +305,7 @@ class TabletopEnv:
         base = 13 if self.task.has_base else 6
         return Scene(
             gripper=qpos[:, 5],
+            grip=self._ctrl[rows, 5],
             tcp=tcp,
             tcp_up=rotation[:, 2, 2],
             object_pos=qpos[:, 6:9],

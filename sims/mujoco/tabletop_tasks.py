@@ -22,6 +22,7 @@ import numpy as np
 from robo_rl.errors import ConfigError
 from robo_rl.types import SuccessSpec
 from sims.mujoco.so101 import CATALOGUE, GRIPPER_PARALLEL, HALF_SIZE, HOME
+from sims.mujoco.tabletop_control import GRIP_LEAD
 
 HOLD_STEPS = 5
 OPEN = 0.8  # gripper angle [rad] at which grasping tasks start
@@ -35,12 +36,13 @@ DRAWS = 32  # candidates per rejection-sampled position
 class Scene:
     """M rows of physical state.
 
-    `gripper` (M,) rad; `tcp` (M, 3) the tool centre, `tcp_up` (M,) how far its axis points up (1: fingers straight
-    down); `object_pos`, `object_x`, `object_z`, `object_vel` (M, 3) with the object's axes; `base_pos` (M, 3) the
-    cube to stack on, `goal` (M, 3).
+    `gripper` (M,) rad, and its target `grip` (M,) rad; `tcp` (M, 3) the tool centre, `tcp_up` (M,) how far its axis
+    points up (1: fingers straight down); `object_pos`, `object_x`, `object_z`, `object_vel` (M, 3) with the object's
+    axes; `base_pos` (M, 3) the cube to stack on, `goal` (M, 3).
     """
 
     gripper: np.ndarray
+    grip: np.ndarray
     tcp: np.ndarray
     tcp_up: np.ndarray
     object_pos: np.ndarray
@@ -278,7 +280,9 @@ def _place(s: Scene, tolerance: float) -> Judgement:
     height = np.clip((s.object_pos[:, 2] - HALF_SIZE) / CARRY_HEIGHT, 0.0, 1.0)
     over = aside < tolerance
     resting = over & (np.abs(above) < 0.006)
-    opened = np.clip((s.gripper - GRIPPER_PARALLEL) / (RELEASED + 0.1 - GRIPPER_PARALLEL), 0.0, 1.0)
+    # By the target, not the angle: a grasp must first be slackened, and nothing moves until it is.
+    holding = GRIPPER_PARALLEL - GRIP_LEAD
+    opened = np.clip((s.grip - holding) / (RELEASED + 0.1 - holding), 0.0, 1.0)
     still = np.linalg.norm(s.object_vel, axis=1) < 0.05
     carried = near & (height > 0.2) | over
     lifted = np.where(over, 1.0, height * near)
