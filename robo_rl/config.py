@@ -142,7 +142,7 @@ def _adapter(hint: Any) -> Any:
 
 
 def _find(name: str, folder: Path) -> Path:
-    """A YAML file relative to `folder`, else to the installed configurations; where there is none, where it might be."""
+    """A YAML file relative to `folder`, else to the installed configurations; else where it might have been."""
     candidates = (folder / name, CONFIGS / name, CONFIGS / name.removeprefix("configs/"))
     likely = next((path for path in candidates if path.parent.is_dir()), candidates[0])
     return next((path for path in candidates if path.is_file()), likely)
