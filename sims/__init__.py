@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from sims.gymnasium import GymnasiumConfig
 from sims.maniskill import ManiSkillConfig
 from sims.mujoco.gym_tasks import MujocoConfig
 from sims.mujoco.tabletop import TabletopConfig
@@ -12,7 +13,7 @@ from sims.mujoco.tabletop import TabletopConfig
 if TYPE_CHECKING:
     from robo_rl.types import VecEnv
 
-SimConfig: TypeAlias = TabletopConfig | MujocoConfig | ManiSkillConfig
+SimConfig: TypeAlias = TabletopConfig | MujocoConfig | GymnasiumConfig | ManiSkillConfig
 
 
 def make(config: SimConfig, seed: int = 0) -> VecEnv:
@@ -26,6 +27,10 @@ def make(config: SimConfig, seed: int = 0) -> VecEnv:
             from sims.mujoco.gym_tasks import MujocoEnv
 
             return MujocoEnv(config, seed)
+        case GymnasiumConfig():
+            from sims import gymnasium
+
+            return gymnasium.make(config, seed)
         case ManiSkillConfig():
             from sims import maniskill
 

@@ -79,12 +79,13 @@ def make(config: GymnasiumConfig, seed: int = 0) -> GymnasiumVecEnv:
         kwargs["render_mode"] = "rgb_array"
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
-    options: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    disabled = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    options: dict[str, Any] = {} if config.vector == "own" else disabled
     if config.vector == "async":
         options["context"] = "spawn"
     mode = "vector_entry_point" if config.vector == "own" else config.vector
     try:
-        env = gymnasium.make_vec(config.id, config.num_envs, mode, {} if config.vector == "own" else options, **kwargs)
+        env = gymnasium.make_vec(config.id, config.num_envs, mode, options, **kwargs)
     except gymnasium.error.UnregisteredEnv as error:
         if config.id in gymnasium.registry:
             raise ConfigError(f"{config.id}: {error}") from error
