@@ -237,7 +237,8 @@ def interleave(contenders: list[Contender], config: BenchConfig) -> dict[str, Ra
             c.advance()  # first calls allocate, compile and start threads
         for _ in range(repeats):
             for c in contenders:
-                start, cpu, steps = time.perf_counter(), cpu_seconds(), 0
+                cpu, start = cpu_seconds(), time.perf_counter()
+                steps = c.advance()  # at least one, however slow the machine
                 while time.perf_counter() - start < seconds:
                     steps += c.advance()
                 rates[c.name].per_wall_s.append(steps / (time.perf_counter() - start))
