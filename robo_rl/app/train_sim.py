@@ -167,12 +167,12 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
                 if loop.env_steps >= next_evaluation and loop.progress < 1:
                     next_evaluation = _next_due(loop.env_steps, config.evaluation.every)
                     metrics |= run.evaluate().metrics(run.spec)
+                metrics |= {f"env/{k}": float(v) for k, v in env.counters.items()}
+                metrics |= {"time/cpu_s": cpu_s, "time/wall_s": wall_s, "time/progress": loop.progress}
+                tracker.log(loop.env_steps, metrics)  # before saving: what a checkpoint holds is in the log
                 if loop.env_steps >= next_save:
                     next_save = _next_due(loop.env_steps, config.checkpoint.every)
                     run.save(checkpoints, cpu_s, wall_s)
-                metrics |= {f"env/{k}": float(v) for k, v in env.counters.items()}
-                metrics |= {"time/cpu_s": cpu_s, "time/wall_s": wall_s, "time/progress": loop.progress}
-                tracker.log(loop.env_steps, metrics)
             train_cpu_s, train_wall_s = spent()
             run.save(checkpoints, train_cpu_s, train_wall_s)
             result: dict[str, Any] = {"interrupted": stop.requested, "metrics": metrics, "env_steps": loop.env_steps}

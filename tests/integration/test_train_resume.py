@@ -132,3 +132,23 @@ def test_nan_in_training_saves_the_batch(tmp_path, capsys, monkeypatch):
     assert cli.train([REACH, "--run-dir", str(tmp_path / "run"), *SMALL]) == 2
     assert "non_finite_batch.safetensors" in capsys.readouterr().err
     assert load_file(tmp_path / "run/non_finite_batch.safetensors")["obs/observation.state"].isnan().any()
+
+
+def test_a_death_within_a_checkpoint_leaves_no_hole_in_the_log(tmp_path, monkeypatch):
+    """Killed just after a checkpoint is on disk: its step must be in the log already, or nobody will ever log it."""
+    from robo_rl import checkpoint
+
+    save = checkpoint.save
+
+    def save_and_die(*arguments):
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    limits = ["--total-env-steps", "256", "--checkpoint.every", "128"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save_and_die)
+        assert cli.train([REACH, "--run-dir", str(tmp_path / "run"), *SMALL, *limits]) == 130
+    assert checkpoint.load(tmp_path / "run").state["step"] == 128
+    assert cli.train(["--resume", str(tmp_path / "run"), "--plain"]) == 0
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps == [64, 128, 192, 256, 256]
