@@ -86,7 +86,7 @@ def train(arguments: Sequence[str] | None = None) -> int:
 
 
 def evaluate(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate an actor: `evaluate RUN [--episodes 200]`, `evaluate expert --config YAML`, `evaluate model.zip ...`."""
+    """Evaluate an actor: `evaluate RUN [--evaluation.episodes 200]`, `evaluate expert --config YAML`."""
     parser = _parser("evaluate", "Evaluate a checkpoint, the scripted expert, or a Stable-Baselines3 zip.")
     parser.add_argument("actor", help="run or checkpoint directory, `expert`, or an SB3 .zip")
     parser.add_argument("--config", type=Path, help="YAML whose `env` to use (default: the run's own)")
