@@ -35,7 +35,7 @@ class Renderer:
     """Draws states of models that share their sizes, in this process. Close it before the interpreter ends."""
 
     def __init__(self, models: Sequence[mujoco.MjModel], cameras: Sequence[str], height: int, width: int):
-        """Raises ConfigError where no OpenGL can be had, saying what was tried."""
+        """The camera "" sees the whole model. Raises ConfigError where no OpenGL can be had, saying what was tried."""
         self.models, self.cameras, self.height, self.width = list(models), list(cameras), height, width
         for model in self.models:
             model.vis.global_.offwidth, model.vis.global_.offheight = width, height
@@ -50,7 +50,10 @@ class Renderer:
         self._views = []
         for name in self.cameras:
             view = mujoco.MjvCamera()
-            view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, self.models[0].camera(name).id
+            if name:
+                view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, self.models[0].camera(name).id
+            else:
+                mujoco.mjv_defaultFreeCamera(self.models[0], view)
             self._views.append(view)
         self._viewport = mujoco.MjrRect(0, 0, width, height)
         atexit.register(self.close)  # before EGL's own exit handler, which would leave this with a dead context
@@ -68,6 +71,7 @@ class Renderer:
             if model.nmocap:
                 data.mocap_pos[0] = goal[row]
             mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)  # for cameras that follow the centre of mass
             mujoco.mj_camlight(model, data)
             for i, view in enumerate(self._views):
                 mujoco.mjv_updateScene(
