@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate a checkpoint, an expert or an SB3 zip. Thin over `robo_rl.app`; `--help` explains."""
+"""Evaluate a checkpoint or an expert. Thin over `robo_rl.app`; `--help` explains."""
 
 import sys
 

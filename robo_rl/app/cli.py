@@ -87,8 +87,8 @@ def train(arguments: Sequence[str] | None = None) -> int:
 
 def evaluate(arguments: Sequence[str] | None = None) -> int:
     """Evaluate an actor: `evaluate RUN [--evaluation.episodes 200]`, `evaluate expert --config YAML`."""
-    parser = _parser("evaluate", "Evaluate a checkpoint, the scripted expert, or a Stable-Baselines3 zip.")
-    parser.add_argument("actor", help="run or checkpoint directory, `expert`, or an SB3 .zip")
+    parser = _parser("evaluate", "Evaluate a checkpoint or the scripted expert.")
+    parser.add_argument("actor", help="run or checkpoint directory, or `expert`")
     parser.add_argument("--config", type=Path, help="YAML whose `env` to use (default: the run's own)")
     parser.add_argument("--out", type=Path, help="where to write result.json and the video (default: RUN/evaluation)")
     options, overrides = _parse(parser, arguments)
@@ -110,7 +110,7 @@ def evaluate(arguments: Sequence[str] | None = None) -> int:
 def collect(arguments: Sequence[str] | None = None) -> int:
     """Collect episodes: `collect expert --config YAML --out DIR [--episodes 100 --successful-only]`."""
     parser = _parser("collect", "Write episodes of an actor to a folder of safetensors and JSON.")
-    parser.add_argument("actor", help="run or checkpoint directory, `expert`, or an SB3 .zip")
+    parser.add_argument("actor", help="run or checkpoint directory, or `expert`")
     parser.add_argument("--config", type=Path, help="YAML whose `env` to use (default: the run's own)")
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the episodes")
     options, overrides = _parse(parser, arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect episodes with any actor: the scripted expert, a checkpoint, a Stable-Baselines3 zip."""
+"""Collect episodes with any actor: the scripted expert or a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sims import SimConfig
 class CollectConfig:
     env: SimConfig
     actor: str = "expert"
-    """A run or checkpoint directory, `expert` (the simulator's scripted one), or a Stable-Baselines3 `.zip`."""
+    """A run or checkpoint directory, or `expert` (the simulator's scripted one)."""
     episodes: int = 100
     """Episodes to write."""
     successful_only: bool = False

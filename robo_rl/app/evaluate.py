@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate any actor over a fixed list of initial states: a checkpoint, a scripted expert, a Stable-Baselines3 zip."""
+"""Evaluate any actor over a fixed list of initial states: a checkpoint or a scripted expert."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policies import PolicyConfig
 from robo_rl import checkpoint
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.config import build
-from robo_rl.errors import ConfigError, missing_extra
+from robo_rl.errors import ConfigError
 from robo_rl.loops.evaluate import EvaluationResult, concatenate, initial_states
 from robo_rl.loops.evaluate import evaluate as evaluate_actor
 from robo_rl.tracking.video import VideoWriter
@@ -90,9 +90,7 @@ class EvaluateConfig:
     env: SimConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     actor: str = ""
-    """A run or checkpoint directory, `expert` (the simulator's scripted one), or a Stable-Baselines3 `.zip`."""
-    vecnormalize: str | None = None
-    """Stable-Baselines3's `vecnormalize.pkl` beside the zip, read as numbers only."""
+    """A run or checkpoint directory, or `expert` (the simulator's scripted one)."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the actor's own randomness; one evaluation each (one is enough where deterministic)."""
 
@@ -138,14 +136,8 @@ def make_actor(config: EvaluateConfig, spec: EnvSpec) -> tuple[Actor, list[str]]
     if name == "expert":
         return make_expert(config.env, spec), []
     path = Path(name)
-    if name.endswith(".zip"):
-        try:
-            from policies.sb3 import load_sb3
-        except ImportError as error:
-            raise missing_extra("stable-baselines3", "sb3") from error
-        return load_sb3(path, spec, config.vecnormalize), []
     if not name or not path.exists():
-        raise ConfigError(f"There is no actor `{name}`. Give a run or checkpoint directory, `expert`, or an SB3 zip.")
+        raise ConfigError(f"There is no actor `{name}`. Give a run or checkpoint directory, or `expert`.")
     policy, trained = load_policy(checkpoint.load(path))
     keys = policy.config.obs_keys + (policy.config.critic_obs_keys or ())
     return policy, checkpoint.check_fits(trained, spec, keys)
