@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from robo_rl.errors import ContractError
+from robo_rl.errors import ConfigError, ContractError
 from robo_rl.seeding import TUNING_EPISODES
 from robo_rl.types import Actor, EnvSpec, Metrics, Step, VecEnv
 
@@ -102,8 +102,14 @@ def evaluate(
         on_step: called with every step, for videos.
 
     Raises:
+        ConfigError: `init` is no (E, 2) int64 list of at least one state.
         ContractError: an episode outlasts twice the environment's own limit.
     """
+    if init.ndim != 2 or init.shape[1] != 2 or init.dtype != torch.int64 or len(init) == 0:
+        raise ConfigError(
+            f"Evaluation needs at least one initial state, (episodes, 2) int64 of (task_id, episode); got shape "
+            f"{tuple(init.shape)} of {init.dtype}. Make the list with initial_states(episodes), episodes at least 1."
+        )
     total, num_envs = len(init), env.spec.num_envs
     device = env.spec.device
     returns = torch.zeros(total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import platform
 import shlex
 import subprocess
@@ -29,9 +30,15 @@ class RunDir:
         """Make the directory and record configuration (YAML text), command line and versions.
 
         Raises:
-            ConfigError: it already holds something and `resume` is False.
+            ConfigError: it is a file; or it already holds something and `resume` is False; or there is none to resume.
         """
         path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"The run directory `{path}` is a file. Choose another --run-dir.")
+        if resume and not path.exists():
+            raise ConfigError(
+                f"There is no run directory `{path}` to resume. Give one that an earlier run has written."
+            )
         if not resume:
             if path.exists() and any(path.iterdir()):
                 raise ConfigError(
@@ -49,13 +56,22 @@ class RunDir:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Add command and versions to a result, write it whole or not at all, and return it."""
-    result = result | {"command": command(), "versions": versions()}
+    """Add command and versions to a result, write it whole or not at all, and return what was written."""
+    result = to_json(result | {"command": command(), "versions": versions()})
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(result, indent=1))
     partial.replace(path)
     return result
+
+
+def to_json(value: Any) -> Any:
+    """`value` with None for NaN and infinities: JSON has no such numbers, and strict readers refuse the whole file."""
+    if isinstance(value, dict):
+        return {k: to_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def command() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from robo_rl.errors import ContractError
 from robo_rl.tracking.panel import Console
-from robo_rl.tracking.run_dir import RunDir
+from robo_rl.tracking.run_dir import RunDir, to_json
 
 
 class Tracker:
@@ -39,7 +39,7 @@ class Tracker:
             ContractError: the disk is full.
         """
         try:
-            self._jsonl.write(json.dumps({"step": step, "time": time.time(), **metrics}) + "\n")
+            self._jsonl.write(json.dumps(to_json({"step": step, "time": time.time(), **metrics})) + "\n")
             self._jsonl.flush()
             if self._tensorboard is not None:
                 for name, value in metrics.items():
@@ -66,13 +66,13 @@ def _truncate(path: Path, start_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    for line in path.read_text().splitlines():
         try:
             step = json.loads(line)["step"]
         except json.JSONDecodeError:  # the process died while writing it
             continue
         if step <= start_step:
-            kept.append(line)
+            kept.append(line + "\n")  # the last one may have lost its newline
     partial = path.with_name(path.name + ".partial")
     partial.write_text("".join(kept))
     partial.replace(path)
@@ -83,4 +83,4 @@ def _tensorboard(run: RunDir, start_step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # the light installation has neither; the JSON lines are complete
         return None
-    return SummaryWriter(str(run.path / "tb"), purge_step=start_step + 1 if start_step else None)
+    return SummaryWriter(str(run.path / "tb"), purge_step=start_step + 1)

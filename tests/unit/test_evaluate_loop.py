@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robo_rl.errors import ContractError
+from robo_rl.errors import ConfigError, ContractError
 from robo_rl.loops.evaluate import concatenate, evaluate, initial_states, wilson
 from robo_rl.seeding import TRAIN_EPISODES, TUNING_EPISODES
 from robo_rl.types import ActionSample, ArraySpec, Continuous, EnvSpec, Step, SuccessSpec
@@ -126,6 +126,14 @@ def test_seeds_are_pooled_by_episodes():
 def test_an_endless_episode_is_refused():
     with pytest.raises(ContractError, match=r"`counting` did not end within 14 steps"):
         evaluate(CountingEnv(2, endless=True), Echo(), initial_states(2))
+
+
+@pytest.mark.parametrize("init", [initial_states(0), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2)])
+def test_a_list_that_is_none_is_refused(init):
+    env = CountingEnv(2)
+    with pytest.raises(ConfigError, match=r"at least one initial state.*got shape"):
+        evaluate(env, Echo(), init)
+    assert env.autoreset and not env.started
 
 
 def test_states_are_apart_from_tuning_and_training():

@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -68,6 +70,53 @@ def test_a_resumed_run_logs_nothing_twice(run):
     assert [e.step for e in events.Scalars("train/kl")] == [10, 20, 30]
 
 
+def test_a_run_that_died_before_its_first_checkpoint_starts_anew(run):
+    for value in (1.0, 2.0):
+        tracker = Tracker(run, 1000, live=False, start_step=0)
+        tracker.log(10, {"train/kl": value})
+        tracker.close()
+    assert [line["train/kl"] for line in lines(run)] == [2.0]
+    tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = tensorboard.EventAccumulator(str(run.path / "tb")).Reload()
+    assert [e.value for e in events.Scalars("train/kl")] == [2.0]
+
+
+def test_a_last_line_without_its_newline_is_kept_whole(run):
+    (run.path / "metrics.jsonl").write_text('{"step": 10}\n{"step": 20}')  # killed between the two
+    tracker = Tracker(run, 1000, live=False, start_step=20)
+    tracker.log(30, METRICS)
+    tracker.close()
+    assert [line["step"] for line in lines(run)] == [10, 20, 30]
+
+
+def test_what_is_not_finite_becomes_null(run):
+    def refuse(constant: str):
+        raise AssertionError(f"{constant} is not JSON")
+
+    tracker = Tracker(run, 1000, live=False)
+    tracker.log(10, {"train/explained_variance": float("nan"), "train/kl": 0.5})
+    tracker.close()
+    line = json.loads((run.path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert (line["train/explained_variance"], line["train/kl"]) == (None, 0.5)
+    result = run.write_result({"metrics": {"loss": float("inf")}, "interval": (0.1, float("-inf"))})
+    assert json.loads((run.path / "result.json").read_text(), parse_constant=refuse) == result
+    assert (result["metrics"], result["interval"]) == ({"loss": None}, [0.1, None])
+
+
+def test_tracking_works_without_torch(tmp_path):
+    code = (
+        "import sys\nfrom pathlib import Path\nsys.modules['torch'] = sys.modules['mujoco'] = None\n"
+        "from robo_rl.tracking import panel, run_dir, tracker, video\n"
+        f"run = run_dir.RunDir.create(Path({str(tmp_path / 'run')!r}), 'seed: 1')\n"
+        "t = tracker.Tracker(run, 100, live=False)\nt.log(100, {'train/kl': 0.5})\nt.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["train/kl"] == 0.5
+    assert done.stdout.startswith("100%")
+    assert not (tmp_path / "run/tb").exists()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_said(run):
     tracker = Tracker(run, 1000, live=False)
@@ -84,6 +133,10 @@ def test_a_run_directory_is_made_once(tmp_path):
     assert (run.path / "config.yaml").read_text() == "seed: 1\n"
     with pytest.raises(ConfigError, match=r"is not empty.*--resume"):
         RunDir.create(tmp_path / "run", "seed: 2\n")
+    with pytest.raises(ConfigError, match=r"no run directory.*to resume"):
+        RunDir.create(tmp_path / "missing", "seed: 2\n", resume=True)
+    with pytest.raises(ConfigError, match=r"is a file"):
+        RunDir.create(run.path / "config.yaml", "seed: 2\n")
     RunDir.create(tmp_path / "run", "seed: 2\n", resume=True)
     assert (run.path / "config.yaml").read_text() == "seed: 1\n"
 
