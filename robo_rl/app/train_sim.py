@@ -153,9 +153,10 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
         return cpu, run.wall_before + time.perf_counter() - start
 
     metrics: Metrics = {}
-    tracker = Tracker(directory, config.total_env_steps, live, start_step=loop.env_steps)
     checkpoints = run_dir / "checkpoints"
     with _stop_on_sigint() as stop:
+        # Inside: importing TensorBoard takes seconds, and a Ctrl-C then is to end the run like any other.
+        tracker = Tracker(directory, config.total_env_steps, live, start_step=loop.env_steps)
         try:
             next_save = _next_due(loop.env_steps, config.checkpoint.every)
             next_evaluation = _next_due(loop.env_steps, config.evaluation.every)

@@ -28,8 +28,8 @@ class Tracker:
         """
         path = run.path / "metrics.jsonl"
         _truncate(path, start_step)
-        self._jsonl = path.open("a")
         self._tensorboard = _tensorboard(run, start_step)
+        self._jsonl = path.open("a")
         self._console = Console(run.path.name, total_steps, live)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -83,8 +83,9 @@ def test_killed_and_interrupted_runs_end_like_an_undisturbed_one(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    # One iteration that lasts minutes: the first Ctrl-C waits for its end.
-    process = start(tmp_path / "run", "--algorithm.num-steps", "1000000", "--total-env-steps", "1000000000")
+    # One iteration that lasts hours, in many short calls: the first Ctrl-C waits for its end.
+    endless = ["--algorithm.epochs", "1000000000", "--algorithm.kl-stop", "None", "--algorithm.schedule", "constant"]
+    process = start(tmp_path / "run", *endless)
     try:
         wait_for((tmp_path / "run" / "metrics.jsonl").exists, "the start")
         time.sleep(1.0)
