@@ -46,6 +46,9 @@ class GaussianConfig:
     """Std from the network rather than one free number per action dimension."""
     log_std_min: float = -2.5
     log_std_max: float = 0.5
+    mean_limit: float | None = None
+    """Softly bound the mean of u to this magnitude (the action's bounds are at 1); None: unbounded. A mean far outside
+    the bounds keeps all noise outside too, and the policy never finds out that the opposite is better."""
     squash: bool = False
     """tanh-squash the action, with exact log-probs."""
 
@@ -142,6 +145,8 @@ class GaussianPolicy(nn.Module):
             log_std = log_std + self.config.log_std_init
         else:
             mean, log_std = out, self.log_std
+        if self.config.mean_limit is not None:
+            mean = self.config.mean_limit * torch.tanh(mean / self.config.mean_limit)
         return mean, log_std.clamp(self.config.log_std_min, self.config.log_std_max)
 
     def _log_prob(self, unit: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flow matching. t = 1 is noise, t = 0 is data: x_t = t noise + (1 - t) action, and the velocity is noise - action.
 
-That is openpi's and LeRobot's direction. The piRL paper (arXiv:2510.25889) counts the other way; its printed equations 7
-to 9 are the ones for noise at 1 and do not keep the marginal in its own direction. Everything here is in ours.
+That is openpi's and LeRobot's direction. The piRL paper (arXiv:2510.25889) counts the other way; its printed equations
+7 to 9 are the ones for noise at 1 and do not keep the marginal in its own direction. Everything here is in ours.
 
 A sampler walks K Euler steps down the grid t_i = 1 - i / K. `denoise_step` gives the Gaussian of the next state under
 each sampler, and both the rollout and the update call it, so that a ratio of the two is 1 until the weights change.
@@ -66,8 +66,8 @@ def denoise_step(
         ode    x - v / K
         sde    sigma^2 = a^2 t / (1 - t), at t = 1 with the denominator of the first step, 1 / K:
                mean x - v / K - sigma^2 / (2 t K) (x + (1 - t) v), std sigma / sqrt(K); keeps the marginal of the flow
-        cps    the coefficients-preserving step of Flow-CPS (Wang and Yu 2025, arXiv:2509.05952): the noise that is left,
-               t - 1 / K, is split by the angle a pi / 2 into old and fresh; std 0 at the last step
+        cps    the coefficients-preserving step of Flow-CPS (Wang and Yu 2025, arXiv:2509.05952): the noise that is
+               left, t - 1 / K, is split by the angle a pi / 2 into old and fresh; std 0 at the last step
         noise  the ode step with a learned std (Flow-Noise)
     """
     delta = 1.0 / denoise_steps

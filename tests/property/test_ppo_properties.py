@@ -160,3 +160,15 @@ def test_normaliser_statistics_do_not_depend_on_the_batching():
     torch.testing.assert_close(parts.mean, x.double().mean(0))
     torch.testing.assert_close(parts.var, x.double().var(0, correction=0))
     torch.testing.assert_close(whole(x), parts(x))
+
+
+def test_a_limited_mean_stays_within_its_limit_and_keeps_a_gradient():
+    policy = GaussianPolicy(GaussianConfig(mean_limit=1.0), SPEC)
+    with torch.no_grad():
+        policy.actor[-1].bias += torch.tensor([-5.0, 5.0])
+    sample = policy.act({STATE: torch.zeros(8, 3)})
+    assert (sample.trace["mean"].abs() <= 1.0).all() and (sample.trace["mean"].abs() > 0.99).all()
+    evaluation = policy.evaluate({STATE: torch.zeros(8, 3)}, sample)
+    torch.testing.assert_close(evaluation.log_prob, sample.log_prob)
+    evaluation.log_prob.sum().backward()
+    assert policy.actor[-1].bias.grad.abs().min() > 0
