@@ -6,17 +6,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from policies.categorical import CategoricalConfig
+from policies.flow.config import FlowConfig
 from policies.gaussian import GaussianConfig
 
 if TYPE_CHECKING:
     from policies.categorical import CategoricalPolicy
+    from policies.flow.policy import FlowPolicy
     from policies.gaussian import GaussianPolicy
     from robo_rl.types import EnvSpec
 
-PolicyConfig: TypeAlias = GaussianConfig | CategoricalConfig
+PolicyConfig: TypeAlias = GaussianConfig | CategoricalConfig | FlowConfig
 
 
-def make(config: PolicyConfig, spec: EnvSpec) -> GaussianPolicy | CategoricalPolicy:
+def make(config: PolicyConfig, spec: EnvSpec) -> GaussianPolicy | CategoricalPolicy | FlowPolicy:
     """The policy that `config` describes, with fresh weights, shaped for `spec`."""
     match config:
         case GaussianConfig():
@@ -27,3 +29,7 @@ def make(config: PolicyConfig, spec: EnvSpec) -> GaussianPolicy | CategoricalPol
             from policies.categorical import CategoricalPolicy
 
             return CategoricalPolicy(config, spec)
+        case FlowConfig():
+            from policies.flow.policy import FlowPolicy
+
+            return FlowPolicy(config, spec)

@@ -13,19 +13,20 @@ import torch
 from torch import Generator, Tensor
 
 from robo_rl.errors import ContractError
-from robo_rl.types import ActionSample, EnvSpec, Obs
+from robo_rl.types import ActionSample, EnvSpec, Obs, Step
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """T steps of N environments, (T, N, ...) each; flat batches of it are (B, ...).
+    """T steps of N environments, (T, N, ...) each; flat batches of it are (B, ...). With chunks, a step is a chunk.
 
     Attributes:
         obs: what was acted on.
         sample: the action with its log-prob, value and trace at collection time.
-        reward: float32, what the algorithm learns from (amended by reward models before advantages are computed).
+        reward: float32, what the algorithm learns from (amended by reward models before advantages are computed);
+            (T, N, H) with chunks, a column per action.
         terminated, truncated: bool ends of the step.
-        valid: bool, False where nobody may learn from the row.
+        valid: bool, False where nobody may learn from the row; (T, N, H) with chunks, True for executed actions.
         next_value: float32, the critic's value of the true next observation; ignored where terminated.
         ids: int64, `global_step * num_envs + row`, unique in a run; late answers are written to their own row by it.
         advantage, value_target: float32, None until `functional.advantages` has filled them.
@@ -63,10 +64,10 @@ class Rollout:
                 value=like(sample.value),
                 trace={k: like(v) for k, v in sample.trace.items()},
             ),
-            reward=like(sample.value),
+            reward=like(sample.log_prob),
             terminated=like(flags),
             truncated=like(flags),
-            valid=like(flags),
+            valid=like(sample.log_prob.bool()),
             next_value=like(sample.value),
             ids=like(flags.long()),
         )
@@ -74,6 +75,11 @@ class Rollout:
     @property
     def num_steps(self) -> int:
         return self.reward.shape[0]
+
+    @property
+    def usable(self) -> Tensor:
+        """(T, N) or (B,) bool, the rows to learn from: a chunk whose first action is invalid is invalid as a whole."""
+        return self.valid if self.valid.ndim == self.terminated.ndim else self.valid[..., 0]
 
     def write(self, t: int, obs: Obs, sample: ActionSample) -> None:
         """Store what was acted on at step t and the sample; copies, since environments reuse their buffers."""
@@ -111,6 +117,15 @@ class Rollout:
     def __getitem__(self, index: Tensor | slice) -> Rollout:
         """Rows `index` of the first axis of every field."""
         return _map(self, lambda x: x[index])
+
+
+def per_row(step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    """What a step, or a chunk of actions, gave each row: reward (N,), 0 where invalid, the number of actions executed
+    (N,) int64, at least 1, and whether the row is valid (N,)."""
+    reward, valid = torch.where(step.valid, step.reward, 0.0), step.valid
+    if valid.ndim == 1:
+        return reward, torch.ones_like(valid, dtype=torch.int64), valid
+    return reward.sum(1), valid.sum(1).clamp_min(1), valid[:, 0]
 
 
 def _map(rollout: Rollout, fn) -> Rollout:

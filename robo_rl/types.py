@@ -113,10 +113,11 @@ class Step:
     Attributes:
         obs: what to act on next; already the new episode's first observation where one ended and autoreset is on.
         final_obs: the true next observation of every row, before any reset; may be the same storage as `obs`.
-        reward: (N,) float32.
+        reward: (N,) float32; (N, H) from an environment that runs chunks of actions.
         terminated: (N,) bool, the task ended: no value beyond. Wins where both ends are reported.
         truncated: (N,) bool, the episode was cut (time limit): bootstrap from `final_obs`.
-        valid: (N,) bool, False for a row that nobody may learn from (NaN, respawned worker, an ended row).
+        valid: (N,) bool, False for a row that nobody may learn from (NaN, respawned worker, an ended row); (N, H) with
+            chunks, False also for the actions that were not executed because the episode had ended.
         info: dense (N, ...) tensors; always `success` (N,) bool.
     """
 
@@ -181,7 +182,7 @@ class ActionSample:
 
     Attributes:
         action: (B, A) or (B, H, A) float32, or (B,) int64: what the environment gets.
-        log_prob: (B,) float32, or None from an actor that has no density.
+        log_prob: (B,) float32, or (B, H) with one column per action of a chunk; None from an actor without a density.
         value: (B,) float32, or None from an actor without a critic.
         trace: fixed-shape tensors that `Policy.evaluate` needs beside the action (pre-squash action, denoising
             chain, tokens with their mask).
@@ -197,8 +198,8 @@ class ActionSample:
 class Evaluation:
     """A policy's present opinion of stored actions; gradients flow.
 
-    `log_prob`, `entropy` and `value` are (B,). `mean` and `std`, where the density is a diagonal Gaussian, are those
-    of the variable whose density `log_prob` is, and make an exact KL possible.
+    `entropy` and `value` are (B,), `log_prob` as in the sample. `mean` and `std`, where the density is a diagonal
+    Gaussian, are those of the variable whose density `log_prob` is, and make an exact KL possible.
     """
 
     log_prob: Tensor

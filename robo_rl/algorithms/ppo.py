@@ -9,7 +9,7 @@ metrics)` are added to the sum (a distillation term makes it RPD).
 Differences from the paper: GAE with exact truncation, optional dual clip, value clip and Huber loss, KL-adaptive
 learning rate and KL stop (the last two after rsl_rl and Stable-Baselines3), reward scaling.
 
-Axes: T num_steps, N num_envs, B minibatch.
+Axes: T num_steps, N num_envs, B minibatch, H actions of a chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Generator, Tensor, nn
 from robo_rl.batch import Rollout, minibatches
 from robo_rl.errors import ConfigError, NonFiniteError
 from robo_rl.functional import gaussian
-from robo_rl.functional.advantages import gae
+from robo_rl.functional.advantages import fold_chunk, gae, to_go_within_chunk
 from robo_rl.functional.losses import clipped_surrogate, explained_variance, kl_k3, value_loss
 from robo_rl.nn.flat import flatten_parameters
 from robo_rl.nn.normalizer import RewardScaler
@@ -48,6 +48,8 @@ class PPOConfig:
     learning_rate: float = 1e-3
     critic_learning_rate: float | None = None
     """Learning rate of the critic's own parameters; None: the same."""
+    critic_warmup: int = 0
+    """First updates in which only the critic learns: a cloned policy is not to follow an untrained one."""
     schedule: Literal["constant", "linear", "kl_adaptive"] = "kl_adaptive"
     """linear falls to 0 at the end of training; kl_adaptive steps by 1.5 to keep an update's KL near `target_kl`."""
     learning_rate_min: float = 1e-4
@@ -55,9 +57,17 @@ class PPOConfig:
     target_kl: float | None = 0.015
     """KL between the collecting policy and the updated one that an update aims at, in nats."""
     kl_stop: float | None = 2.0
-    """Stop an update's passes once a pass's mean KL exceeds this many times `target_kl`; None: never."""
+    """Stop an update's passes once the KL exceeds this many times `target_kl`; None: never."""
+    kl_stop_at: Literal["epoch", "minibatch"] = "epoch"
+    """Judge by the mean KL of each pass, or by every minibatch before its step."""
     gamma: float = 0.97
     gae_lambda: float = 0.95
+    discount: Literal["step", "chunk"] = "step"
+    """With action chunks: what `gamma` is the discount of."""
+    ratio: Literal["chunk", "action"] = "chunk"
+    """With action chunks: one clipped ratio for the chunk, or one for each of its actions."""
+    credit: Literal["chunk", "action"] = "chunk"
+    """With `ratio: action`: every action gets the chunk's advantage, or that less the rewards of earlier actions."""
     clip: float = 0.2
     clip_high: float | None = None
     """Upper clip where it differs from the lower one."""
@@ -78,6 +88,8 @@ class PPO:
     """`update(rollout, generator)` makes all gradient steps that one rollout deserves."""
 
     def __init__(self, policy: nn.Module, config: PPOConfig, num_envs: int, terms: Sequence[LossTerm] = ()):
+        if config.credit == "action" and config.ratio == "chunk":
+            raise ConfigError("algorithm.credit `action` needs algorithm.ratio `action`: one ratio has one advantage.")
         if config.schedule == "kl_adaptive" and config.target_kl is None:
             raise ConfigError("algorithm.schedule `kl_adaptive` needs algorithm.target_kl, for example 0.015.")
         self.policy: Policy = policy  # type: ignore[assignment]  # a module with the protocol's methods
@@ -93,7 +105,8 @@ class PPO:
             [{"params": [p], "lr": config.learning_rate} for p in self.parameters], eps=config.adam_epsilon, fused=True
         )
         device = self.parameters[0].device
-        self.reward_scaler = RewardScaler(num_envs, config.gamma).to(device) if config.scale_reward else None
+        self.reward_scaler = RewardScaler(num_envs).to(device) if config.scale_reward else None
+        self.updates = 0
         self.learning_rate = config.learning_rate
         self._set_learning_rate(config.learning_rate)
 
@@ -115,16 +128,17 @@ class PPO:
             self._set_learning_rate(config.learning_rate * (1 - progress))
         rollout = self.with_advantages(rollout)
         batch = rollout.flatten()
-        if not bool(batch.valid.all()):
-            batch = batch[batch.valid]
+        if not bool(batch.usable.all()):
+            batch = batch[batch.usable]
         assert batch.sample.value is not None and batch.value_target is not None
         totals: dict[str, list[Tensor]] = defaultdict(list)
         kl = torch.zeros(())
         for epoch in range(1, config.epochs + 1):
             kl = self._epoch(batch, generator, totals)
             totals["epochs"] = [torch.tensor(float(epoch))]
-            if config.kl_stop is not None and config.target_kl is not None and kl > config.kl_stop * config.target_kl:
+            if self._too_far(kl):
                 break
+        self.updates += 1
         if config.schedule == "kl_adaptive":
             self._adapt_learning_rate(float(kl))
         metrics = {f"train/{k}": float(torch.stack(v).mean()) for k, v in totals.items()}
@@ -136,9 +150,15 @@ class PPO:
     def with_advantages(self, rollout: Rollout) -> Rollout:
         """The rollout with scaled rewards, advantages and value targets, all (T, N)."""
         config = self.config
-        reward = rollout.reward
+        reward, usable = rollout.reward, rollout.usable
+        gamma = torch.full_like(rollout.next_value, config.gamma)
+        per_step = config.gamma if config.discount == "step" else 1.0
+        if reward.ndim == 3:
+            reward, executed = fold_chunk(reward, rollout.valid, per_step)
+            if config.discount == "step":
+                gamma = gamma**executed
         if self.reward_scaler is not None:
-            reward = self.reward_scaler(reward, rollout.terminated | rollout.truncated, rollout.valid)
+            reward = self.reward_scaler(reward, gamma, rollout.terminated | rollout.truncated, usable)
         assert rollout.sample.value is not None
         advantage, value_target = gae(
             reward,
@@ -146,13 +166,22 @@ class PPO:
             rollout.next_value,
             rollout.terminated,
             rollout.truncated,
-            config.gamma,
+            gamma,
             config.gae_lambda,
-            rollout.valid,
+            usable,
         )
+        if config.credit == "action" and rollout.reward.ndim == 3:
+            scale = self.reward_scaler.statistics.scale if self.reward_scaler is not None else 1.0
+            advantage = to_go_within_chunk(advantage, rollout.reward * scale, rollout.valid, per_step)
+            usable = rollout.valid
         if config.normalize_advantage == "rollout":
-            advantage = _standardize(advantage, advantage[rollout.valid])
-        return replace(rollout, reward=reward, advantage=advantage, value_target=value_target)
+            advantage = _standardize(advantage, advantage[usable])
+        return replace(rollout, advantage=advantage, value_target=value_target)
+
+    def _too_far(self, kl: Tensor) -> bool:
+        config = self.config
+        limit = None if config.kl_stop is None or config.target_kl is None else config.kl_stop * config.target_kl
+        return limit is not None and bool(kl > limit)
 
     def _epoch(self, batch: Rollout, generator: Generator, totals: dict[str, list[Tensor]]) -> Tensor:
         """One pass of gradient steps; returns its mean KL."""
@@ -160,6 +189,10 @@ class PPO:
         kls = []
         for i, minibatch in enumerate(minibatches(batch, config.minibatch_size, generator), start=1):
             loss, metrics = self.loss(minibatch)
+            kls.append(metrics.get("kl", metrics["approx_kl"]))
+            if config.kl_stop_at == "minibatch" and self._too_far(kls[-1]):
+                self._zero_gradients()
+                return kls[-1]
             (loss / config.gradient_accumulation).backward()
             last = i * config.minibatch_size >= batch.reward.shape[0]
             if i % config.gradient_accumulation == 0 or last:
@@ -177,7 +210,6 @@ class PPO:
                 totals["grad_norm"].append(norm)
             for name, value in metrics.items():
                 totals[name].append(value)
-            kls.append(metrics.get("kl", metrics["approx_kl"]))
         return torch.stack(kls).mean()
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
@@ -186,18 +218,20 @@ class PPO:
         sample = batch.sample
         assert sample.log_prob is not None and batch.advantage is not None and batch.value_target is not None
         evaluation = self.policy.evaluate(batch.obs, sample)
-        log_ratio = evaluation.log_prob - sample.log_prob
-        advantage = batch.advantage
+        advantage, log_ratio, weight = self._ratio(batch, evaluation)
         if config.normalize_advantage == "minibatch":
             advantage = _standardize(advantage, advantage)
         clip_high = config.clip if config.clip_high is None else config.clip_high
-        policy_loss = clipped_surrogate(log_ratio, advantage, config.clip, clip_high, config.dual_clip).mean()
+        surrogate = clipped_surrogate(log_ratio, advantage, config.clip, clip_high, config.dual_clip)
+        policy_loss = surrogate.mean() if weight is None else (surrogate * weight).sum() / weight.sum()
         critic_loss = value_loss(
             evaluation.value, batch.value_target, sample.value, config.value_clip, config.huber_delta
         ).mean()
         entropy = evaluation.entropy.mean()
-        loss = policy_loss + config.value_coef * critic_loss
-        if config.entropy_coef:
+        loss = config.value_coef * critic_loss
+        if self.updates >= config.critic_warmup:
+            loss = loss + policy_loss
+        if config.entropy_coef and self.updates >= config.critic_warmup:
             loss = loss - config.entropy_coef * entropy
         with torch.no_grad():
             low, high = math.log(1 - config.clip), math.log(1 + clip_high)
@@ -217,12 +251,30 @@ class PPO:
             metrics |= extra_metrics
         return loss, metrics
 
+    def _ratio(self, batch: Rollout, evaluation: Evaluation) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Advantage and log-ratio, (B,) or (B, H) each, and the weights (B, H) of actions where they are apart.
+
+        Actions of a chunk that were not executed have log-ratio 0.
+        """
+        assert batch.advantage is not None and batch.sample.log_prob is not None
+        log_ratio = evaluation.log_prob - batch.sample.log_prob
+        if log_ratio.ndim == 1:
+            return batch.advantage, log_ratio, None
+        log_ratio = log_ratio * batch.valid
+        if self.config.ratio == "chunk":
+            return batch.advantage, log_ratio.sum(-1), None
+        advantage = batch.advantage if batch.advantage.ndim == 2 else batch.advantage[:, None]
+        return advantage.expand_as(log_ratio), log_ratio, batch.valid.to(log_ratio.dtype)
+
     def actor(self) -> Policy:
         return self.policy
 
     def state_dict(self) -> dict[str, Tensor]:
         """Optimiser moments, learning rate and reward statistics as flat tensors; the policy saves its own weights."""
-        state = {"learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64)}
+        state = {
+            "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
+            "updates": torch.tensor(self.updates),
+        }
         for index, moments in self.optimizer.state_dict()["state"].items():
             state |= {f"adam/{index}/{name}": value for name, value in moments.items()}
         if self.reward_scaler is not None:
@@ -245,6 +297,7 @@ class PPO:
         if self.reward_scaler is not None:
             self.reward_scaler.load_state_dict(scaler)
         self._set_learning_rate(float(state["learning_rate"]))
+        self.updates = int(state["updates"])
 
     def _clip_gradients(self) -> Tensor:
         """Scale all gradients to a common norm of at most `max_grad_norm`; returns the norm before."""

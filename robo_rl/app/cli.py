@@ -19,7 +19,7 @@ from typing import Any
 
 from robo_rl.errors import ConfigError, RoboRLError
 
-COMMANDS = ("train", "evaluate", "collect", "bench", "doctor")
+COMMANDS = ("train", "offline", "evaluate", "collect", "bench", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, rest = arguments[0], arguments[1:]
     commands: dict[str, Callable[[Sequence[str]], int]] = {
         "train": train,
+        "offline": offline,
         "evaluate": evaluate,
         "collect": collect,
         "bench": bench,
@@ -81,6 +82,35 @@ def train(arguments: Sequence[str] | None = None) -> int:
         if result["interrupted"]:
             print(f"interrupted; continue with: --resume {run_dir}")
         return result
+
+    return _report(run)
+
+
+def offline(arguments: Sequence[str] | None = None) -> int:
+    """Train from data: `offline CONFIG.yaml [--demonstrations.episodes 8 ...]`."""
+    parser = _parser("offline", "Train from demonstrations.", first="CONFIG.yaml", add_help=False)
+    parser.add_argument("--run-dir", "--run_dir", type=Path, help="where to write (default: runs/NAME/TIME-sSEED)")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="build everything, print shapes, stop")
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live panel")
+    options, overrides = _parse(parser, arguments)
+    config_path = _take_config(overrides)
+    if "--help" in overrides or "-h" in overrides:
+        parser.print_help()
+        if config_path is None:
+            return 0
+
+    def run() -> dict[str, Any] | None:
+        from robo_rl.app import train_offline
+        from robo_rl.config import load
+
+        path = _required(config_path, "configs/offline")
+        config = load(train_offline.TrainOfflineConfig, path, overrides)
+        if options.dry_run:
+            print(train_offline.dry_run(config))
+            return None
+        run_dir = options.run_dir or Path("runs") / path.stem / f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
+        print(f"run directory: {run_dir}")
+        return train_offline.train_offline(config, run_dir, False if options.plain else None)
 
     return _report(run)
 
@@ -186,10 +216,10 @@ def _take_config(overrides: list[str]) -> Path | None:
     return None
 
 
-def _required(config: Path | None) -> Path:
+def _required(config: Path | None, folder: str = "configs/train") -> Path:
     if config is None:
-        known = ", ".join(str(p) for p in sorted(Path("configs/train").glob("*.yaml")))
-        raise ConfigError(f"Name a configuration, for example configs/train/demo.yaml. Here: {known or 'none'}.")
+        known = ", ".join(str(p) for p in sorted(Path(folder).glob("*.yaml")))
+        raise ConfigError(f"Name a configuration of `{folder}`. Here: {known or 'none'}.")
     return config
 
 

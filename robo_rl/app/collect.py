@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 import sims
+from policies.chunks import ChunkQueue
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.app.evaluate import EvaluateConfig, make_actor
 from robo_rl.data.episodes import EpisodeWriter
 from robo_rl.errors import ConfigError
 from robo_rl.seeding import first_training_episode
-from robo_rl.types import Actor, VecEnv
+from robo_rl.types import Actor, Continuous, EnvSpec, VecEnv
 from sims import SimConfig
 
 
@@ -33,6 +34,9 @@ class CollectConfig:
     max_attempts: int = 0
     """Give up after this many episodes; 0: ten times `episodes`."""
     deterministic: bool = True
+    noise: float = 0.0
+    """Std of Gaussian noise on the executed actions, as a fraction of half their range; the actor's own action is what
+    is written. Shows how to come back from small errors (DART, Laskey et al. 2017, arXiv:1703.09327)."""
     seed: int = 0
     """Which sequence of training initial states; evaluation states are never collected."""
 
@@ -67,6 +71,8 @@ def collect(config: CollectConfig, out: Path) -> dict[str, Any]:
     limit = config.max_attempts or 10 * config.episodes
     try:
         actor, _ = make_actor(EvaluateConfig(env=config.env, actor=config.actor), env.spec)
+        if hasattr(getattr(actor, "config", None), "executed"):
+            actor = ChunkQueue(actor)
         with EpisodeWriter(out, env.spec, config.actor) as writer:
             for episode in _episodes(env, actor, config):
                 attempted += 1
@@ -117,7 +123,7 @@ def _episodes(env: VecEnv, actor: Actor, config: CollectConfig):
     obs = start(torch.arange(env.spec.num_envs))
     while True:
         sample = actor.act(obs, deterministic=config.deterministic, generator=generator)
-        step = env.step(sample.action)
+        step = env.step(_disturbed(sample.action, env.spec, config.noise, generator))
         ended = step.terminated | step.truncated
         fields = {
             "action": sample.action,
@@ -137,6 +143,16 @@ def _episodes(env: VecEnv, actor: Actor, config: CollectConfig):
             actor.reset(rows)
             obs = start(rows)
             yield from finished
+
+
+def _disturbed(action: torch.Tensor, spec: EnvSpec, noise: float, generator: torch.Generator) -> torch.Tensor:
+    if noise == 0.0:
+        return action
+    if not isinstance(spec.action, Continuous):
+        raise ConfigError(f"`noise` is for continuous actions; `{spec.name}` has discrete ones.")
+    low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+    drawn = torch.randn(action.shape, generator=generator)
+    return (action + noise * (high - low) / 2 * drawn).clamp(low, high)
 
 
 def _row(tensors: dict[str, torch.Tensor], row: int) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ import sims
 from policies import PolicyConfig
 from robo_rl import checkpoint
 from robo_rl.app.cpu import cpu_seconds
+from robo_rl.batch import per_row
 from robo_rl.config import build
 from robo_rl.errors import ConfigError
 from robo_rl.loops.evaluate import EvaluationResult, concatenate, initial_states
@@ -22,6 +23,7 @@ from robo_rl.loops.evaluate import evaluate as evaluate_actor
 from robo_rl.tracking.video import VideoWriter
 from robo_rl.types import Actor, EnvSpec, Step, VecEnv
 from sims import SimConfig
+from sims.chunked import ChunkedEnv
 
 VIDEO_TILES = 16
 
@@ -39,6 +41,12 @@ class EvaluationConfig:
     """Take the initial states kept for tuning, never those that results are reported on."""
     video: bool = False
     """Save a tiled video of the first episodes."""
+
+
+def chunked_for(env: VecEnv, actor: Any) -> VecEnv:
+    """`env` itself, or stepped in chunks where the actor's configuration says that it predicts some."""
+    executed = getattr(getattr(actor, "config", None), "executed", None)
+    return env if executed is None else ChunkedEnv(env, executed)
 
 
 def run_evaluation(
@@ -67,7 +75,8 @@ def record_video(env: VecEnv, actor: Actor, init: torch.Tensor, path: Path, dete
 
     def on_step(step: Step) -> None:
         nonlocal success, running
-        returns.add_(torch.where(running, step.reward[rows].cpu(), 0.0))
+        reward, _, _ = per_row(step)
+        returns.add_(torch.where(running, reward[rows].cpu(), 0.0))
         success = torch.where(running, step.info["success"][rows].cpu(), success)
         running = running & ~(step.terminated | step.truncated)[rows].cpu()
         video.add(env.render(rows), list(zip(returns.tolist(), success.tolist(), strict=True)))
@@ -112,7 +121,8 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
         results = []
         for seed in config.seeds:
             video = (out or Path()) / f"seed_{seed}.mp4" if config.evaluation.video else None
-            results.append(run_evaluation(env, actor, config.evaluation, video, torch.Generator().manual_seed(seed)))
+            generator = torch.Generator().manual_seed(seed)
+            results.append(run_evaluation(chunked_for(env, actor), actor, config.evaluation, video, generator))
         counters = dict(env.counters)
     finally:
         env.close()

@@ -22,11 +22,13 @@ import policies
 import sims
 from policies import PolicyConfig
 from robo_rl import checkpoint
+from robo_rl.algorithms.bc import BCConfig
 from robo_rl.algorithms.ppo import PPO, PPOConfig
 from robo_rl.app.cpu import cpu_seconds
-from robo_rl.app.evaluate import EvaluationConfig, run_evaluation
+from robo_rl.app.evaluate import EvaluationConfig, chunked_for, run_evaluation
+from robo_rl.app.train_offline import DemonstrationsConfig, TrainOfflineConfig, train_offline
 from robo_rl.config import dump, load, to_dict
-from robo_rl.errors import ConfigError, NonFiniteError
+from robo_rl.errors import ConfigError, ContractError, NonFiniteError
 from robo_rl.loops.evaluate import EvaluationResult
 from robo_rl.loops.on_policy import OnPolicy
 from robo_rl.tracking.run_dir import RunDir, versions
@@ -44,10 +46,22 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class CloneConfig:
+    """How a run starts from a cloned policy; see `TrainOfflineConfig`."""
+
+    algorithm: BCConfig = field(default_factory=BCConfig)
+    demonstrations: DemonstrationsConfig = field(default_factory=DemonstrationsConfig)
+
+
+@dataclass(frozen=True)
 class TrainSimConfig:
     env: SimConfig
     policy: PolicyConfig
     algorithm: PPOConfig = field(default_factory=PPOConfig)
+    clone: CloneConfig | None = None
+    """Clone the policy from demonstrations first, in this environment, and start from that."""
+    start_from: str | None = None
+    """A run or checkpoint directory whose policy this run starts from."""
     total_env_steps: int = 1_000_000
     """Steps of single environments, all together."""
     max_cpu_minutes: float | None = None
@@ -104,7 +118,8 @@ class Run:
         evaluation = self.config.evaluation
         if self.evaluation_env is None:
             num_envs = min(evaluation.num_envs or self.spec.num_envs, evaluation.episodes)
-            self.evaluation_env = sims.make(replace(self.config.env, num_envs=num_envs), self.config.seed)
+            env = sims.make(replace(self.config.env, num_envs=num_envs), self.config.seed)
+            self.evaluation_env = chunked_for(env, self.policy)
         return run_evaluation(self.evaluation_env, self.policy, evaluation, video)
 
     def close(self) -> None:
@@ -119,6 +134,7 @@ def make_run(config: TrainSimConfig) -> Run:
     torch.manual_seed(config.seed)
     env = sims.make(config.env, config.seed)
     policy = policies.make(config.policy, env.spec).to(config.device)
+    env = chunked_for(env, policy)
     algorithm = PPO(policy, config.algorithm, env.spec.num_envs)
     generator = torch.Generator().manual_seed(config.seed)
     loop = OnPolicy(env, policy, algorithm, config.algorithm.num_steps, generator, config.seed)
@@ -143,9 +159,12 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
     """
     start, cpu_start = time.perf_counter(), cpu_seconds()
     directory = RunDir.create(run_dir, dump(config), resume=resume)
+    start_from = None if resume else _start(config, run_dir, live)
     run = make_run(config)
     if resume:
         run.restore(checkpoint.load(run_dir))
+    elif start_from is not None:
+        load_weights(run.policy, checkpoint.load(start_from), run.spec)
     loop, env = run.loop, run.loop.env
 
     def spent() -> tuple[float, float]:
@@ -200,6 +219,51 @@ def train_sim(config: TrainSimConfig, run_dir: Path, resume: bool = False, live:
         "counters": dict(env.counters),
     }
     return directory.write_result(result)
+
+
+def _start(config: TrainSimConfig, run_dir: Path, live: bool | None) -> Path | None:
+    """Where the policy's first weights lie; clones it into the run directory if that is asked for."""
+    if config.clone is None:
+        return None if config.start_from is None else Path(config.start_from)
+    if config.start_from is not None:
+        raise ConfigError("Give `clone` or `start_from`, not both: each says where the policy's weights come from.")
+    offline = TrainOfflineConfig(
+        config.env,
+        config.policy,
+        config.clone.algorithm,
+        config.clone.demonstrations,
+        config.seed,
+        replace(config.evaluation, video=False),
+        config.torch_threads,
+        config.device,
+    )
+    train_offline(offline, run_dir / "clone", live)
+    return run_dir / "clone"
+
+
+def load_weights(policy: Any, saved: checkpoint.Checkpoint, spec: EnvSpec) -> None:
+    """Give a fresh policy the weights of a checkpoint. What only training needs (critic, noise head) may be missing
+    there and stays fresh.
+
+    Raises:
+        ContractError: the checkpoint is for another environment or another network.
+    """
+    checkpoint.check_fits(saved.env_spec, spec, tuple(policy.config.obs_keys))
+    mine, theirs = policy.state_dict(), saved.parts["policy"]
+    for name, value in theirs.items():
+        if name in mine and mine[name].shape != value.shape:
+            raise ContractError(
+                f"`{name}` has shape {tuple(value.shape)} in `{saved.path}` and {tuple(mine[name].shape)} in this "
+                "policy. Use the `policy` section that the checkpoint was trained with."
+            )
+    missing = [n for n in mine.keys() - theirs.keys() if not n.startswith(("critic", "noise_head"))]
+    unknown = [n for n in theirs.keys() - mine.keys() if not n.startswith(("critic", "noise_head"))]
+    if missing or unknown:
+        raise ContractError(
+            f"`{saved.path}` is of another kind of policy: it lacks {sorted(missing)[:3]} and has "
+            f"{sorted(unknown)[:3]} besides. Use the `policy` section that it was trained with."
+        )
+    policy.load_state_dict({k: v for k, v in theirs.items() if k in mine}, strict=False)
 
 
 def dry_run(config: TrainSimConfig) -> str:

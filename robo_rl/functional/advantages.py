@@ -7,6 +7,26 @@ import torch
 from torch import Tensor
 
 
+def fold_chunk(reward: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """What a chunk of actions earned, sum of gamma^i r_i over its executed actions, and how many those were.
+
+    `reward`, `valid` (..., H); returns (...) float and (...) int64, at least 1. With gamma = 1 a chunk counts as one
+    step of the decision process (piRL, arXiv:2510.25889, section 4.2); else discount what follows by gamma ** executed.
+    """
+    discount = gamma ** torch.arange(reward.shape[-1], dtype=reward.dtype, device=reward.device)
+    return (reward * valid * discount).sum(-1), valid.sum(-1).clamp_min(1)
+
+
+def to_go_within_chunk(advantage: Tensor, reward: Tensor, valid: Tensor, gamma: float) -> Tensor:
+    """Advantages (..., H) of each action of a chunk from that of the chunk (...): what came before it is taken off.
+
+    An action cannot have caused the rewards of earlier ones; dropping them leaves the gradient unbiased.
+    """
+    discount = gamma ** torch.arange(reward.shape[-1], dtype=reward.dtype, device=reward.device)
+    earned = reward * valid * discount
+    return advantage[..., None] - (earned.cumsum(-1) - earned)
+
+
 def gae(
     reward: Tensor,
     value: Tensor,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from robo_rl.batch import per_row
 from robo_rl.errors import ConfigError, ContractError
 from robo_rl.seeding import TUNING_EPISODES
 from robo_rl.types import Actor, EnvSpec, Metrics, Step, VecEnv
@@ -131,10 +132,11 @@ def evaluate(
             obs = step.obs
             rows = (running >= 0).nonzero().squeeze(-1)
             episode = running[rows]
-            success, ok = step.info["success"].cpu()[rows], step.valid.cpu()[rows]
-            returns[episode] += torch.where(ok, step.reward.cpu()[rows], 0.0)
-            lengths[episode] += 1
-            once[episode] |= success & ok
+            reward, executed, ok = (x.cpu()[rows] for x in per_row(step))
+            success = step.info["success"].cpu()[rows]
+            returns[episode] += reward
+            lengths[episode] += executed
+            once[episode] |= step.info.get("success_once", step.info["success"]).cpu()[rows] & ok
             end[episode] = success & ok
             valid[episode] &= ok
             if on_step is not None:

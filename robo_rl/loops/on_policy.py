@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from robo_rl.batch import Rollout
+from robo_rl.batch import Rollout, per_row
 from robo_rl.errors import ContractError
-from robo_rl.types import Metrics, Obs, Policy, VecEnv
+from robo_rl.types import Metrics, Obs, Policy, Step, VecEnv
 
 
 class OnPolicyAlgorithm(Protocol):
@@ -43,6 +43,7 @@ class OnPolicy:
         self.num_steps, self.generator = num_steps, generator
         self.env_steps = 0
         self.progress = 0.0
+        self._executed = 0
         env.autoreset = True
         self.obs = env.reset(seed=seed)
         policy.update_statistics(self.obs)  # the first rollout is normalised by the first observations
@@ -58,9 +59,10 @@ class OnPolicy:
         return self
 
     def __next__(self) -> Metrics:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self.env_steps
         rollout = self.collect()
         collected = time.perf_counter()
+        steps = self.env_steps - before
         metrics = self.algorithm.update(rollout, self.generator, self.progress)
         self.policy.update_statistics({k: v.flatten(0, 1) for k, v in rollout.obs.items()})
         end = time.perf_counter()
@@ -68,7 +70,7 @@ class OnPolicy:
             metrics
             | self._episode_metrics()
             | {
-                "time/fps": self.num_steps * self.env.spec.num_envs / (end - start),
+                "time/fps": steps / (end - start),
                 "time/collect_share": (collected - start) / (end - start),
             }
         )
@@ -89,7 +91,7 @@ class OnPolicy:
             rollout.terminated[t].copy_(step.terminated)
             rollout.truncated[t].copy_(step.truncated)
             rollout.valid[t].copy_(step.valid)
-            rows = self._count_episodes(step.reward, step.terminated | step.truncated, step.valid, step.info["success"])
+            rows = self._count_episodes(step)
             if len(rows):
                 ended_at.append((t, rows, {k: v[rows] for k, v in step.final_obs.items()}))
                 policy.reset(rows)
@@ -104,15 +106,19 @@ class OnPolicy:
             final_obs = {k: torch.cat([obs[k] for _, _, obs in ended_at]) for k in self.obs}
             steps = torch.cat([torch.full_like(rows, t) for t, rows, _ in ended_at])
             rollout.next_value[steps, torch.cat([rows for _, rows, _ in ended_at])] = policy.value(final_obs)
-        self.env_steps += self.num_steps * num_envs
+        self.env_steps += self._executed
+        self._executed = 0
         return rollout
 
-    def _count_episodes(self, reward: Tensor, ended: Tensor, valid: Tensor, success: Tensor) -> Tensor:
+    def _count_episodes(self, step: Step) -> Tensor:
         """Running return, length and success of every row; returns the rows (M,) whose episode ended."""
-        self.episode_return += torch.where(valid, reward, 0.0)
-        self.episode_length += 1
-        self.episode_success |= success & valid
-        rows = ended.nonzero().squeeze(-1)
+        reward, executed, valid = per_row(step)
+        success = step.info["success"]
+        self.episode_return += reward
+        self.episode_length += executed
+        self._executed += int(executed.sum())
+        self.episode_success |= step.info.get("success_once", success) & valid
+        rows = (step.terminated | step.truncated).nonzero().squeeze(-1)
         if len(rows):
             for row in rows[valid[rows]].tolist():
                 self.recent.append(

@@ -53,6 +53,7 @@ class ObsEncoder(nn.Module):
         normalize: bool,
         clip: float,
         image_features: int,
+        min_std: float = 0.0,
     ):
         super().__init__()
         missing = [k for k in keys if k not in obs_spec]
@@ -75,7 +76,7 @@ class ObsEncoder(nn.Module):
                 if len(spec.shape) != 1:
                     raise ConfigError(f"`{key}` has shape {spec.shape}; a vector or an image is expected.")
                 if normalize:
-                    self.normalizers[_name(key)] = Normalizer(spec.shape, clip=clip)
+                    self.normalizers[_name(key)] = Normalizer(spec.shape, clip=clip, min_std=min_std)
                 self.out_dim += spec.shape[0]
 
     def forward(self, obs: Obs) -> Tensor:

@@ -20,9 +20,10 @@ class Normalizer(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, shape: tuple[int, ...], clip: float = 10.0, epsilon: float = 1e-8):
+    def __init__(self, shape: tuple[int, ...], clip: float = 10.0, epsilon: float = 1e-8, min_std: float = 0.0):
+        """`min_std`: numbers that varied less are scaled as if they had varied this much."""
         super().__init__()
-        self.clip, self.epsilon = clip, epsilon
+        self.clip, self.epsilon, self.min_std = clip, epsilon, min_std
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -42,7 +43,7 @@ class Normalizer(nn.Module):
         self.var.copy_(spread / total)
         self.count.copy_(total)
         self.shift.copy_(self.mean)
-        self.scale.copy_((self.var + self.epsilon).rsqrt())
+        self.scale.copy_((self.var.clamp_min(self.min_std**2) + self.epsilon).rsqrt())
 
     def forward(self, x: Tensor) -> Tensor:
         return ((x - self.shift) * self.scale).clamp(-self.clip, self.clip)
@@ -57,18 +58,18 @@ class RewardScaler(nn.Module):
 
     returns: Tensor
 
-    def __init__(self, num_envs: int, gamma: float, clip: float = 10.0):
+    def __init__(self, num_envs: int, clip: float = 10.0):
         super().__init__()
-        self.gamma, self.clip = gamma, clip
+        self.clip = clip
         self.statistics = Normalizer((), clip=clip)
         self.register_buffer("returns", torch.zeros(num_envs))
 
     @torch.no_grad()
-    def forward(self, reward: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
-        """Scale (T, N) rewards, after merging their discounted returns into the statistics."""
+    def forward(self, reward: Tensor, gamma: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
+        """Scale (T, N) rewards, after merging their returns under the discounts `gamma` (T, N) into the statistics."""
         seen = torch.empty_like(reward)
         for t in range(reward.shape[0]):
-            self.returns.mul_(self.gamma).add_(torch.where(valid[t], reward[t], 0.0))
+            self.returns.mul_(gamma[t]).add_(torch.where(valid[t], reward[t], 0.0))
             seen[t] = self.returns
             self.returns.mul_(~ended[t])
         self.statistics.update(seen.flatten())

@@ -41,8 +41,9 @@ class TabletopConfig:
     kind: Literal["tabletop"] = "tabletop"
     task: Literal["reach", "push", "lift", "pick_place", "stack"] = "lift"
     num_envs: int = 256
-    reward: Literal["dense", "sparse"] = "dense"
-    """dense: shaped at every step. sparse: 1 at the episode's first successful step, else 0."""
+    reward: Literal["dense", "sparse", "success"] = "dense"
+    """dense: shaped at every step. sparse: 1 at the episode's first successful step, else 0. success: 1 at every
+    successful step, else 0; what to train on where success counts at the episode's end."""
     control: Control = "joint_delta"
     """What actions mean; see `sims.mujoco.tabletop_control`."""
     objects: tuple[str, ...] = ("red cube",)
@@ -162,7 +163,9 @@ class TabletopEnv:
         judged = self.task.judge(scene)
         self._held = np.where(judged.success & valid, self._held + 1, 0)
         success = self._held >= self.task.success.hold_steps
-        if self.config.reward == "sparse":
+        if self.config.reward == "success":
+            reward = success.astype(np.float32)
+        elif self.config.reward == "sparse":
             reward = (success & ~self._succeeded).astype(np.float32)
         else:
             reward = (judged.reward - self._effort).astype(np.float32)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold for any rollout: ends cut or bootstrap, environments are independent, splits change nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -163,7 +165,7 @@ def test_normaliser_statistics_do_not_depend_on_the_batching():
 
 
 def test_a_limited_mean_stays_within_its_limit_and_keeps_a_gradient():
-    policy = GaussianPolicy(GaussianConfig(mean_limit=1.0), SPEC)
+    policy: Any = GaussianPolicy(GaussianConfig(mean_limit=1.0), SPEC)
     with torch.no_grad():
         policy.actor[-1].bias += torch.tensor([-5.0, 5.0])
     sample = policy.act({STATE: torch.zeros(8, 3)})

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.gaussian import GaussianConfig
+from robo_rl.app import train_offline
+from robo_rl.app.train_offline import TrainOfflineConfig
 from robo_rl.app.train_sim import TrainSimConfig, dry_run
 from robo_rl.config import build, dump, load, override
 from robo_rl.errors import ConfigError
@@ -34,6 +36,15 @@ def test_every_yaml_builds(path):
     text = dry_run(config)
     assert config.policy.kind in text
     assert "parameters" in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/offline").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_offline_yaml_builds_and_survives_a_round_trip(path, tmp_path):
+    config = load(TrainOfflineConfig, path)
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump(config))
+    assert load(TrainOfflineConfig, copy) == config
+    assert config.policy.kind in train_offline.dry_run(config)
 
 
 def _write(tmp_path, text):
