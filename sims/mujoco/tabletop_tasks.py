@@ -287,7 +287,9 @@ def _place(s: Scene, tolerance: float) -> Judgement:
     carried = near & (height > 0.2) | over
     lifted = np.where(over, 1.0, height * near)
     reward = np.where(resting, 0.9, grasp) + 0.7 * lifted + 1.5 * carried * _closeness(aside, 8.0)
-    reward = reward + over * _closeness(np.abs(above), 25.0) + resting * opened
+    # Two scales: the last centimetre matters most, but from 20 cm up the way down must still be felt.
+    lowered = 0.5 * _closeness(np.abs(above), 25.0) + 0.5 * _closeness(np.abs(above), 6.0)
+    reward = reward + over * lowered + resting * opened
     success = resting & still & (s.gripper > RELEASED)
     return Judgement(reward + success, success, np.linalg.norm(offset, axis=1))
 
