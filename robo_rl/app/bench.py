@@ -188,7 +188,7 @@ def ppo(config: BenchConfig) -> list[results.Row]:
             _ppo_contender(TabletopConfig(task="lift", num_envs=NUM_ENVS), network, learner),
             *(
                 _sb3_contender(
-                    "robo_rl/Lift-v0",
+                    "sims.gymnasium_export:robo_rl/Lift-v0",
                     learner,
                     mode,
                     num_steps=peer_steps,
@@ -350,9 +350,9 @@ def sb3_ppo(
         raise missing_extra("stable-baselines3", "sb3") from error
 
     cls = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[vec_env]
-    envs = make_vec_env(env_id, n_envs=PEER_ENVS, seed=seed, vec_env_cls=cls)
+    envs = make_vec_env(env_id, n_envs=PEER_ENVS, seed=seed, vec_env_cls=cls, wrapper_class=_flat)
     return SB3PPO(
-        "MultiInputPolicy" if hasattr(envs.observation_space, "spaces") else "MlpPolicy",
+        "MlpPolicy",
         envs,
         learning_rate=ppo_config.learning_rate,
         n_steps=num_steps or ppo_config.num_steps,
@@ -367,6 +367,21 @@ def sb3_ppo(
         policy_kwargs=policy_kwargs,
         seed=seed,
         device="cpu",
+    )
+
+
+def _flat(env: Any) -> Any:
+    """Our Dict observation as the vector that an MLP sees (a name with a dot cannot be a module's in torch); other
+    environments as they are."""
+    import gymnasium
+
+    space = env.observation_space
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return env
+    dim = sum(space[key].shape[0] for key in (STATE, ENVIRONMENT_STATE))  # type: ignore[index]
+    flat = gymnasium.spaces.Box(-np.inf, np.inf, (dim,), np.float32)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda obs: np.concatenate([obs[STATE], obs[ENVIRONMENT_STATE]]), flat
     )
 
 

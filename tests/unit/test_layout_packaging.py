@@ -126,4 +126,3 @@ def test_wheel_holds_packages_and_configs_but_no_tests(tmp_path):
     assert {f"robo_rl/_configs/{c}" for c in configs} <= set(names)
     entry_points = zipfile.ZipFile(wheel).read("robo_rl-0.1.0.dist-info/entry_points.txt").decode()
     assert "robo-rl = robo_rl.app.cli:main" in entry_points
-    assert "[gymnasium.envs]" in entry_points
