@@ -75,10 +75,10 @@ def record_video(env: VecEnv, actor: Actor, init: torch.Tensor, path: Path, dete
 
     def on_step(step: Step) -> None:
         nonlocal success, running
-        reward, _, _ = per_row(step)
-        returns.add_(torch.where(running, reward[rows].cpu(), 0.0))
-        success = torch.where(running, step.info["success"][rows].cpu(), success)
-        running = running & ~(step.terminated | step.truncated)[rows].cpu()
+        reward, _, ok = (x[rows].cpu() for x in per_row(step))
+        returns.add_(torch.where(running, reward, 0.0))
+        success = torch.where(running, step.info["success"][rows].cpu() & ok, success)
+        running = running & ok & ~(step.terminated | step.truncated)[rows].cpu()  # as `evaluate` ends an episode
         video.add(env.render(rows), list(zip(returns.tolist(), success.tolist(), strict=True)))
 
     with VideoWriter(path, fps=env.spec.control_hz) as video:

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from robo_rl.app import evaluate as app
 from robo_rl.errors import ConfigError, ContractError
 from robo_rl.loops.evaluate import concatenate, evaluate, initial_states, wilson
 from robo_rl.seeding import TRAIN_EPISODES, TUNING_EPISODES
@@ -173,3 +175,33 @@ def test_an_environment_without_success_reports_none():
     result = evaluate(env, Echo(), initial_states(4))
     assert set(result.metrics(env.spec)) == {"eval/mean_reward", "eval/std_reward", "eval/mean_ep_length"}
     assert result.counts(env.spec) == {"episodes": 4, "invalid": 0}
+
+
+class Blinking(CountingEnv):
+    """In episodes 5 and 6 one step is invalid, and the row goes on as if nothing had happened."""
+
+    def step(self, action):
+        step = super().step(action)
+        bad = ((self.episode == 5) & (self.elapsed == 2)) | ((self.episode == 6) & (self.elapsed == 1))
+        return replace(step, valid=step.valid & ~bad)
+
+    def render(self, rows):
+        return np.zeros((len(rows), 16, 16, 3), np.uint8)
+
+
+def test_a_tile_of_the_video_stops_where_its_episode_does(tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    captions = []
+
+    class Recorder(app.VideoWriter):
+        def add(self, frame, captions_now=None):
+            captions.append(captions_now)
+            super().add(frame, captions_now)
+
+    monkeypatch.setattr(app, "VideoWriter", Recorder)
+    env, init = Blinking(7), initial_states(7)
+    app.record_video(env, Echo(), init, tmp_path / "v.mp4")
+    shown = [value for value, _ in captions[-1]]
+    assert shown == evaluate(env, Echo(), init).returns.tolist()
+    assert shown[5:] == [5.0, 0.0], "nothing of what followed the invalid step"
+    assert [success for _, success in captions[0]] == [True, False, True, False, True, False, False]
