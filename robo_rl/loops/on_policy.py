@@ -135,15 +135,15 @@ class OnPolicy:
         return rows
 
     def _episode_metrics(self) -> Metrics:
+        """Means over the last episodes; no success where the environment defines none."""
         if not self.recent:
             return {}
         returns, lengths, once, at_end = (sum(column) / len(self.recent) for column in zip(*self.recent, strict=True))
+        metrics = {"rollout/ep_rew_mean": returns, "rollout/ep_len_mean": lengths}
         success = self.env.spec.success
-        return {
-            "rollout/ep_rew_mean": returns,
-            "rollout/ep_len_mean": lengths,
-            "rollout/success_rate": at_end if success is not None and success.at == "end" else once,
-        }
+        if success is not None:
+            metrics["rollout/success_rate"] = at_end if success.at == "end" else once
+        return metrics
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything beside policy and algorithm that the next iteration depends on, flat."""
