@@ -40,6 +40,11 @@ def existing(*names: str) -> list[str]:
         "robo_rl.config",
         "robo_rl.checkpoint",
         "robo_rl.tracking",
+        "robo_rl.tracking.panel",
+        "robo_rl.tracking.run_dir",
+        "robo_rl.tracking.tracker",
+        "robo_rl.tracking.video",
+        "robo_rl.data.episodes",
         "real_robot",
     ),
 )
