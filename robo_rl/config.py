@@ -36,10 +36,10 @@ def load(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
     """The configuration in a YAML file, with command-line overrides such as `["--env.num-envs", "64"]`.
 
     Raises:
-        ConfigError: an unknown key (with its path and near matches), a wrong type, a missing or unreadable file.
+        ConfigError: an unknown key (with its path and near matches), a wrong type, a missing or unreadable file, files
+            that name each other in a circle.
     """
-    path = _find(str(path), Path())
-    config = build(cls, read_yaml(path), where=str(path), folder=path.parent)
+    config = _build_file(cls, _find(str(path), Path()))
     return override(config, overrides) if overrides else config
 
 
@@ -85,18 +85,18 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"`{path}` is not valid YAML: {error}") from None
 
 
-def build(cls: Any, data: Any, where: str = "config", key: str = "", folder: Path | None = None) -> Any:
+def build(cls: Any, data: Any, where: str = "config", key: str = "", files: tuple[Path, ...] = ()) -> Any:
     """An instance of dataclass `cls` from plain data; every key and type checked on every level.
 
     Args:
         where: the file, for messages.
         key: the dotted path of `data` within it.
-        folder: where a section that is the path of another YAML file is looked up; None: such sections are refused.
+        files: the file that `data` is from, after those that led to it: a section that is the path of another YAML file
+            is looked up beside it. Empty: such sections are refused.
     """
     at = f"`{key}` in {where}" if key else where
-    if isinstance(data, str) and folder is not None and data.endswith((".yaml", ".yml")):
-        path = _find(data, folder)
-        return build(cls, read_yaml(path), where=str(path), folder=path.parent)
+    if isinstance(data, str) and files and data.endswith((".yaml", ".yml")):
+        return _build_file(cls, _find(data, files[-1].parent), files)
     if not isinstance(data, Mapping):
         raise ConfigError(f"{at} must be a section of keys, got {data!r}.")
     cls = _choose(cls, data, at)
@@ -111,19 +111,29 @@ def build(cls: Any, data: Any, where: str = "config", key: str = "", folder: Pat
     for name, field in known.items():
         path = _join(key, name)
         if name in data:
-            values[name] = _value(hints[name], data[name], where, path, folder)
+            values[name] = _value(hints[name], data[name], where, path, files)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"`{path}` is missing in {where}.")
     return cls(**values)
 
 
-def _value(hint: Any, data: Any, where: str, key: str, folder: Path | None) -> Any:
+def _build_file(cls: Any, path: Path, files: tuple[Path, ...] = ()) -> Any:
+    """An instance of `cls` from a YAML file that `files`, one after another, led to."""
+    resolved = [file.resolve() for file in files]
+    if path.resolve() in resolved:
+        circle = [*files[resolved.index(path.resolve()) :], path]
+        said = " names ".join(f"`{file}`" for file in circle)
+        raise ConfigError(f"Configuration files name each other in a circle: {said}. Write one of the sections out.")
+    return build(cls, read_yaml(path), where=str(path), files=(*files, path))
+
+
+def _value(hint: Any, data: Any, where: str, key: str, files: tuple[Path, ...]) -> Any:
     members = [h for h in _members(hint) if dataclasses.is_dataclass(h)]
     if members and not (data is None and type(None) in _members(hint)):
-        return build(hint, data, where, key, folder)
+        return build(hint, data, where, key, files)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Mapping, dict) and isinstance(data, Mapping) and dataclasses.is_dataclass(arguments[1]):
-        return {k: build(arguments[1], v, where, _join(key, k), folder) for k, v in data.items()}
+        return {k: build(arguments[1], v, where, _join(key, k), files) for k, v in data.items()}
     import pydantic
 
     # Strict, so that "3" is no number and true no 1; through JSON, where a list is how a tuple is written.
@@ -184,7 +194,11 @@ def _plain(value: Any) -> Any:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """The safe loader, refusing a key given twice and reading `1e-3` as the number that it is."""
+    """The safe loader, refusing a key given twice and an alias of what it lies in, reading `1e-3` as the number that it
+    is."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        return super().construct_object(node, deep=True)  # what is built last may hold itself, and has no end
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()

@@ -143,6 +143,47 @@ def test_an_error_in_another_file_names_that_file(tmp_path):
     assert "push.yaml" in message
 
 
+@dataclasses.dataclass(frozen=True)
+class Node:
+    left: Node | None = None
+    right: Node | None = None
+
+
+@pytest.mark.parametrize(
+    ("files", "circle"),
+    [
+        ({"a": "a.yaml"}, ["a", "a"]),
+        ({"a": "left: a.yaml"}, ["a", "a"]),
+        ({"a": "right: b.yaml", "b": "left: {left: a.yaml}"}, ["a", "b", "a"]),
+        ({"a": "left: b.yaml", "b": "left: c.yaml", "c": "left: b.yaml"}, ["b", "c", "b"]),
+    ],
+)
+def test_files_that_name_each_other_in_a_circle_are_refused(tmp_path, files, circle):
+    for name, text in files.items():
+        write(tmp_path, text, f"{name}.yaml")
+    with pytest.raises(ConfigError) as caught:
+        load(Node, tmp_path / "a.yaml")
+    assert " names ".join(f"`{tmp_path / name}.yaml`" for name in circle) in str(caught.value)
+
+
+def test_a_circle_is_seen_through_other_spellings(tmp_path):
+    path = write(tmp_path, f"left: ../{tmp_path.name}/tiny.yaml")
+    with pytest.raises(ConfigError, match="in a circle"):
+        load(Node, path)
+
+
+def test_a_file_may_be_named_twice_without_a_circle(tmp_path):
+    write(tmp_path, "left: {}", "leaf.yaml")
+    assert load(Node, write(tmp_path, "left: leaf.yaml\nright: leaf.yaml")) == Node(Node(Node()), Node(Node()))
+
+
+def test_an_alias_of_itself_is_refused(tmp_path):
+    write(tmp_path, "&self\nleft: *self\n")
+    with pytest.raises(ConfigError, match=r"tiny.yaml` is not valid YAML.*recursive"):
+        load(Node, tmp_path / "tiny.yaml")
+    assert "recursive" in refused(write(tmp_path, TINY.replace("[8]", "&self [*self]")))
+
+
 def test_configurations_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = load(TrainSimConfig, CONFIGS / "train" / "reach.yaml")
