@@ -103,7 +103,7 @@ def offline(arguments: Sequence[str] | None = None) -> int:
         from robo_rl.app import train_offline
         from robo_rl.config import load
 
-        path = _required(config_path, "configs/offline")
+        path = _required(config_path, "offline")
         config = load(train_offline.TrainOfflineConfig, path, overrides)
         if options.dry_run:
             print(train_offline.dry_run(config))
@@ -216,10 +216,12 @@ def _take_config(overrides: list[str]) -> Path | None:
     return None
 
 
-def _required(config: Path | None, folder: str = "configs/train") -> Path:
+def _required(config: Path | None, folder: str = "train") -> Path:
     if config is None:
-        known = ", ".join(str(p) for p in sorted(Path(folder).glob("*.yaml")))
-        raise ConfigError(f"Name a configuration of `{folder}`. Here: {known or 'none'}.")
+        from robo_rl.config import CONFIGS
+
+        known = ", ".join(f"configs/{folder}/{p.name}" for p in sorted((CONFIGS / folder).glob("*.yaml")))
+        raise ConfigError(f"Name a configuration: a file of yours, or one that comes with this package: {known}.")
     return config
 
 

@@ -57,7 +57,8 @@ def test_a_run_directory_is_named_after_the_configuration(trained):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train"], ["Name a configuration", "demo.yaml"]),
+        (["train"], ["Name a configuration", "configs/train/demo.yaml"]),
+        (["offline"], ["Name a configuration", "configs/offline/"]),
         (["train", "configs/train/raech.yaml"], ["no file", "reach.yaml"]),
         (["train", REACH, "env.num_envs=64"], ["`--env.num-envs 64`"]),
         (["train", "--resume", "nowhere"], ["`nowhere`", "not a run directory"]),
@@ -131,7 +132,7 @@ def test_a_dry_run_prints_shapes_and_writes_nothing(capsys, monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", ["train_sim", "evaluate", "collect", "bench", "doctor"])
+@pytest.mark.parametrize("script", ["train_sim", "train_offline", "evaluate", "collect", "bench", "doctor"])
 def test_scripts_run_from_anywhere(script, tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "launch" / f"{script}.py"), "--help"], capture_output=True, text=True, cwd=tmp_path
