@@ -116,9 +116,9 @@ def offline(arguments: Sequence[str] | None = None) -> int:
 
 
 def evaluate(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate an actor: `evaluate RUN [--evaluation.episodes 200]`, `evaluate expert --config YAML`."""
-    parser = _parser("evaluate", "Evaluate a checkpoint or the scripted expert.")
-    parser.add_argument("actor", help="run or checkpoint directory, or `expert`")
+    """Evaluate an actor: `evaluate RUN [--evaluation.episodes 200]`, `evaluate expert|MODEL.zip --config YAML`."""
+    parser = _parser("evaluate", "Evaluate a checkpoint, the scripted expert, or a zip of Stable-Baselines3.")
+    parser.add_argument("actor", help="run or checkpoint directory, `expert`, or a zip of Stable-Baselines3")
     parser.add_argument("--config", type=Path, help="YAML whose `env` to use (default: the run's own)")
     parser.add_argument("--out", type=Path, help="where to write result.json and the video (default: RUN/evaluation)")
     options, overrides = _parse(parser, arguments)

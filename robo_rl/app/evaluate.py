@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate any actor over a fixed list of initial states: a checkpoint or a scripted expert."""
+"""Evaluate any actor over a fixed list of initial states: a checkpoint, a scripted expert, a Stable-Baselines3 zip."""
 
 from __future__ import annotations
 
@@ -99,7 +99,11 @@ class EvaluateConfig:
     env: SimConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     actor: str = ""
-    """A run or checkpoint directory, or `expert` (the simulator's scripted one)."""
+    """A run or checkpoint directory, `expert` (the simulator's scripted one), or a zip of Stable-Baselines3."""
+    sb3_obs_keys: tuple[str, ...] = ("observation.state",)
+    """For a zip: the observation vectors that it was trained on, in their order."""
+    vecnormalize: str | None = None
+    """For a zip: the `vecnormalize.pkl` that was saved beside it."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the actor's own randomness; one evaluation each (one is enough where deterministic)."""
 
@@ -147,7 +151,14 @@ def make_actor(config: EvaluateConfig, spec: EnvSpec) -> tuple[Actor, list[str]]
         return make_expert(config.env, spec), []
     path = Path(name)
     if not name or not path.exists():
-        raise ConfigError(f"There is no actor `{name}`. Give a run or checkpoint directory, or `expert`.")
+        raise ConfigError(f"There is no actor `{name}`. Give a run or checkpoint directory, `expert`, or an SB3 zip.")
+    if path.suffix == ".zip":
+        from policies.sb3 import load_sb3
+
+        vecnormalize = None if config.vecnormalize is None else Path(config.vecnormalize)
+        return load_sb3(path, spec, config.sb3_obs_keys, vecnormalize), []
+    if config.vecnormalize is not None:
+        raise ConfigError("`vecnormalize` goes with a zip of Stable-Baselines3; our checkpoints hold their statistics.")
     policy, trained = load_policy(checkpoint.load(path))
     keys = policy.config.obs_keys + (policy.config.critic_obs_keys or ())
     return policy, checkpoint.check_fits(trained, spec, keys)
