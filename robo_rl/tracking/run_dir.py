@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from robo_rl.errors import ConfigError
+from robo_rl.files import write_whole
 
 PACKAGES = ("robo-rl", "torch", "numpy", "mujoco", "gymnasium", "mani-skill", "sapien", "stable-baselines3")
 
@@ -59,9 +60,7 @@ def write_result(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Add command and versions to a result, write it whole or not at all, and return what was written."""
     result = to_json(result | {"command": command(), "versions": versions()})
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(result, indent=1))
-    partial.replace(path)
+    write_whole(path, json.dumps(result, indent=1))
     return result
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from robo_rl.errors import ContractError
+from robo_rl.files import write_whole
 from robo_rl.tracking.panel import Console
 from robo_rl.tracking.run_dir import RunDir, to_json
 
@@ -73,9 +74,7 @@ def _truncate(path: Path, start_step: int) -> None:
             continue
         if step <= start_step:
             kept.append(line + "\n")  # the last one may have lost its newline
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(kept))
-    partial.replace(path)
+    write_whole(path, "".join(kept))
 
 
 def _tensorboard(run: RunDir, start_step: int) -> Any:
