@@ -85,7 +85,7 @@ def test_a_broken_row_ends_without_reward_or_bootstrap():
 
     inner._physics.advance = breaks
     obs, reward, done, infos = env.step(np.zeros((4, 6), np.float32))
-    assert done.tolist() == [False, True, False, False] and reward[1] == 0 and np.isfinite(obs).all()
+    assert done.tolist() == [False, True, False, False] and reward[1] == 0 and np.isfinite(np.asarray(obs)).all()
     assert not infos[1]["valid"] and not infos[1]["TimeLimit.truncated"]
     env.close()
 
