@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks by name: `sim` (stepping), `ppo` (training speed), `ppo-parity` (learning against Stable-Baselines3).
+"""Benchmarks by name: `sim` (stepping), `ppo` and `flow` (training speed), `ppo-parity` (learning against
+Stable-Baselines3), `main-job` (every task of `configs/train/` from zero).
 
 Speed is environment steps per CPU-second, summed over this process and its children, so that neither a second core
 nor other people's work on the machine decides it. Contenders are measured in turns, in short windows of one run, and
@@ -57,7 +58,7 @@ SB3_LIKE_POLICY = GaussianConfig(
 
 @dataclass(frozen=True)
 class BenchConfig:
-    rows: tyro.conf.Positional[tuple[Literal["sim", "ppo", "ppo-parity", "main-job"], ...]]
+    rows: tyro.conf.Positional[tuple[Literal["sim", "ppo", "flow", "ppo-parity", "main-job"], ...]]
     """What to measure."""
     repeats: int = 7
     """Turns of each contender; a ratio is the median over them."""
@@ -110,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
 def bench(config: BenchConfig) -> list[results.Row]:
     """Measure the rows, print them as they come, and return them."""
     if not config.rows:
-        raise ConfigError("bench needs at least one of: sim, ppo, ppo-parity, main-job.")
+        raise ConfigError("bench needs at least one of: sim, ppo, flow, ppo-parity, main-job.")
     torch.set_num_threads(1)  # the cheapest per CPU-second on networks of this size, for us and for the peers
     rows: list[results.Row] = []
     for name in dict.fromkeys(config.rows):
@@ -124,7 +125,7 @@ def bench(config: BenchConfig) -> list[results.Row]:
 
             new, page = main_job(config.tasks, config.seeds or (0, 1, 2), config.quick, config.write), "main_job"
         else:
-            new, page = {"sim": sim, "ppo": ppo}[name](config), "speed"
+            new, page = _speed(name)(config), "speed"
             new = [replace(r, command=f"python launch/bench.py {name} --write", commit=results.commit()) for r in new]
             # Measured together; the first row carries the cost of all.
             new[0] = replace(new[0], wall_s=time.perf_counter() - start, cpu_s=cpu_seconds() - cpu)
@@ -135,6 +136,14 @@ def bench(config: BenchConfig) -> list[results.Row]:
             print(f"Wrote {results.update_page(page, new)}.")
         rows += new
     return rows
+
+
+def _speed(name: str) -> Callable[[BenchConfig], list[results.Row]]:
+    if name == "flow":
+        from robo_rl.app.bench_flow import flow
+
+        return flow
+    return {"sim": sim, "ppo": ppo}[name]
 
 
 def sim(config: BenchConfig) -> list[results.Row]:

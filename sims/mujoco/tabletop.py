@@ -2,7 +2,7 @@
 """The SO-101 tabletop as a VecEnv: N scenes stepped natively, everything else vectorised numpy.
 
 Every task has the same actions (see `tabletop_control`). Where nothing needs grasping (reach, push) the gripper's range
-is nearly shut. Dense rewards lose a little for motion and for changes of it.
+is nearly shut. Dense rewards lose a little for commanded motion and for changes of motion.
 
 Axes: N num_envs, M some of the rows.
 """
@@ -289,10 +289,11 @@ class TabletopEnv:
         """Turn actions (N, A) into motor targets, within the joints' ranges and near the measured angles."""
         q = self._state[:, self._physics.qpos][:, :6]
         previous = self._ctrl
-        target = motor_targets(self.config.control, action, previous, q, self._low, self._high, self._chain)
+        target, asked = motor_targets(self.config.control, action, previous, q, self._low, self._high, self._chain)
         move = np.clip((target - previous) / MAX_DELTA, -1.0, 1.0)
         change = move - self._move
-        self._effort = EFFORT_COST * ((move * move).mean(axis=1) + (change * change).mean(axis=1))
+        # By what was asked for: pressing on against a limit is to cost something, or a policy never stops.
+        self._effort = EFFORT_COST * ((asked * asked).mean(axis=1) + (change * change).mean(axis=1))
         waiting = self._ended[:, None]
         self._ctrl = np.where(waiting, previous, target)
         self._move = np.where(waiting, self._move, move)

@@ -47,8 +47,9 @@ def motor_targets(
     low: np.ndarray,
     high: np.ndarray,
     chain: Chain,
-) -> np.ndarray:
-    """Targets (N, 6) [rad] after `action` (N, A), given the `previous` ones and the measured angles `q` (N, 6)."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Targets (N, 6) [rad] after `action` (N, A), given the `previous` ones and the measured angles `q` (N, 6), and
+    what was asked for before the limits, as a fraction of MAX_DELTA in [-1, 1] (N, 6)."""
     if control == "joint_delta":
         target = previous + MAX_DELTA * np.clip(action, -1.0, 1.0)
     elif control == "joint_position":
@@ -59,8 +60,9 @@ def motor_targets(
         target[:, 4:] += move[:, 3:]
         tcp, _ = chain.forward(previous[:, :5])
         target[:, :5] = solve_down(chain, target[:, :5], tcp + move[:, :3])
+    asked = np.clip((target - previous) / MAX_DELTA, -1.0, 1.0)
     target = np.clip(target, low, high)
     target[:, :5] = np.clip(target[:, :5], q[:, :5] - MAX_LEAD, q[:, :5] + MAX_LEAD)
     # Without this limit a grasp winds the target up far beyond the object, and letting go takes many steps.
     target[:, 5] = np.maximum(target[:, 5], q[:, 5] - GRIP_LEAD)
-    return target
+    return target, asked

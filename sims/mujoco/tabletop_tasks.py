@@ -22,7 +22,6 @@ import numpy as np
 from robo_rl.errors import ConfigError
 from robo_rl.types import SuccessSpec
 from sims.mujoco.so101 import CATALOGUE, GRIPPER_PARALLEL, HALF_SIZE, HOME
-from sims.mujoco.tabletop_control import GRIP_LEAD
 
 HOLD_STEPS = 5
 OPEN = 0.8  # gripper angle [rad] at which grasping tasks start
@@ -281,8 +280,7 @@ def _place(s: Scene, tolerance: float) -> Judgement:
     over = aside < tolerance
     resting = over & (np.abs(above) < 0.006)
     # By the target, not the angle: a grasp must first be slackened, and nothing moves until it is.
-    holding = GRIPPER_PARALLEL - GRIP_LEAD
-    opened = np.clip((s.grip - holding) / (RELEASED + 0.1 - holding), 0.0, 1.0)
+    opened = np.clip((s.grip - _FREE[0]) / (RELEASED + 0.1 - _FREE[0]), 0.0, 1.0)
     still = np.linalg.norm(s.object_vel, axis=1) < 0.05
     carried = near & (height > 0.2) | over
     lifted = np.where(over, 1.0, height * near)
