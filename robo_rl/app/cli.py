@@ -142,7 +142,7 @@ def collect(arguments: Sequence[str] | None = None) -> int:
     parser = _parser("collect", "Write episodes of an actor to a folder of safetensors and JSON.")
     parser.add_argument("actor", help="run or checkpoint directory, or `expert`")
     parser.add_argument("--config", type=Path, help="YAML whose `env` to use (default: the run's own)")
-    parser.add_argument("--out", type=Path, required=True, help="a new folder for the episodes")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the episodes: a new one, or to go on with")
     options, overrides = _parse(parser, arguments)
 
     def run() -> dict[str, Any]:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import sims
 from policies.chunks import ChunkQueue
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.app.evaluate import EvaluateConfig, make_actor
+from robo_rl.config import to_dict
 from robo_rl.data.episodes import EpisodeWriter
 from robo_rl.errors import ConfigError
 from robo_rl.seeding import first_training_episode
@@ -55,46 +57,76 @@ class _Open:
         return out | {k: np.stack([s[k] for s in self.steps]) for k in self.steps[0]}
 
 
+@dataclass
+class _Progress:
+    """Which training episodes were run, so that another call can go on: each is run once, whoever was killed when."""
+
+    next: int
+    """The first episode that was never begun."""
+    attempted: int = 0
+    successes: int = 0
+    unfinished: list[int] = field(default_factory=list)
+    """Begun and not ended."""
+
+    def __post_init__(self) -> None:
+        self._again = list(self.unfinished)
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` episodes to run; those that an earlier call left unfinished come first."""
+        again, self._again = self._again[:count], self._again[count:]
+        new = list(range(self.next, self.next + count - len(again)))
+        self.next += len(new)
+        self.unfinished += new
+        return again + new
+
+    def finish(self, episode: int, success: bool) -> None:
+        self.unfinished.remove(episode)
+        self.attempted += 1
+        self.successes += success
+
+
 def collect(config: CollectConfig, out: Path) -> dict[str, Any]:
-    """Write `config.episodes` episodes to the folder `out`.
+    """Write `config.episodes` episodes to the folder `out`. A folder that an earlier call with the same settings left
+    (killed, interrupted, or with fewer episodes asked for) is continued.
 
     Returns:
-        written, attempted and successful counts, mean length, cost.
+        written, attempted and successful counts, mean length and steps, over all calls; the cost of this one.
 
     Raises:
-        ConfigError: fewer than asked for were found within `max_attempts`; what was found is kept.
+        ConfigError: `out` holds something else, or episodes of other settings; or fewer than asked for were found
+            within `max_attempts`, and what was found is kept.
     """
     start, cpu_start = time.perf_counter(), cpu_seconds()
     env = sims.make(config.env, config.seed)
-    attempted = successes = 0
-    lengths: list[int] = []
     limit = config.max_attempts or 10 * config.episodes
+    settings = {k: v for k, v in to_dict(config).items() if k not in ("episodes", "max_attempts")}
     try:
         actor, _ = make_actor(EvaluateConfig(env=config.env, actor=config.actor), env.spec)
         if hasattr(getattr(actor, "config", None), "executed"):
             actor = ChunkQueue(actor)
-        with EpisodeWriter(out, env.spec, config.actor) as writer:
-            for episode in _episodes(env, actor, config):
-                attempted += 1
+        with EpisodeWriter(out, env.spec, config.actor, settings) as writer:
+            progress = _Progress(**(writer.progress or {"next": first_training_episode(config.seed)}))
+            episodes = _episodes(env, actor, config, progress)
+            while len(writer.episodes) < config.episodes and progress.attempted < limit:
+                episode = next(episodes)
                 arrays = episode.arrays()
                 success = bool(arrays["success"].any()) and episode.valid
-                successes += success
+                progress.finish(episode.init[1], success)
+                writer.progress = asdict(progress)
                 if episode.valid and (success or not config.successful_only):
                     writer.add(arrays, *episode.init)
-                    lengths.append(len(arrays["reward"]))
-                if len(lengths) >= config.episodes or attempted >= limit:
-                    break
     finally:
         env.close()
+    lengths = [episode["length"] for episode in writer.episodes]
     if len(lengths) < config.episodes:
         raise ConfigError(
-            f"Only {len(lengths)} of {config.episodes} episodes were found in {attempted} attempts ({successes} "
-            f"successful); they are in `{out}`. Use a better actor or raise max_attempts."
+            f"Only {len(lengths)} of {config.episodes} episodes were found in {progress.attempted} attempts "
+            f"({progress.successes} successful); they are in `{out}`. Use a better actor or raise max_attempts."
         )
     return {
         "written": len(lengths),
-        "attempted": attempted,
-        "successes": successes,
+        "attempted": progress.attempted,
+        "successes": progress.successes,
         "mean_length": float(np.mean(lengths)),
         "env_steps": int(np.sum(lengths)),
         "wall_s": time.perf_counter() - start,
@@ -102,17 +134,14 @@ def collect(config: CollectConfig, out: Path) -> dict[str, Any]:
     }
 
 
-def _episodes(env: VecEnv, actor: Actor, config: CollectConfig):
+def _episodes(env: VecEnv, actor: Actor, config: CollectConfig, progress: _Progress) -> Iterator[_Open]:
     """Endless finished episodes, in the order in which they end; every initial state of the sequence once."""
     env.autoreset = False
-    generator = torch.Generator().manual_seed(config.seed)
-    number = first_training_episode(config.seed)
+    generator = torch.Generator().manual_seed(config.seed + progress.attempted)  # going on: not the same noise again
     num_tasks = len(env.spec.tasks)
 
     def start(rows: torch.Tensor):
-        nonlocal number
-        episodes = torch.arange(number, number + len(rows))
-        number += len(rows)
+        episodes = torch.tensor(progress.take(len(rows)))
         init = torch.stack([episodes % num_tasks, episodes], dim=1)
         obs = env.reset(rows=rows, init=init)
         for row, (task, episode) in zip(rows.tolist(), init.tolist(), strict=True):

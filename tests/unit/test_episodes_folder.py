@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +70,55 @@ def test_reading_needs_no_torch_and_no_simulator(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "15"), done.stderr
 
 
-def test_a_folder_is_never_written_twice(tmp_path):
+def test_a_folder_without_settings_is_never_written_twice(tmp_path):
     write(tmp_path / "episodes")
     with pytest.raises(ConfigError, match="is not empty"):
         EpisodeWriter(tmp_path / "episodes", SPEC, "expert")
+    with pytest.raises(ConfigError, match="nothing of how they were collected"):
+        EpisodeWriter(tmp_path / "episodes", SPEC, "expert", {"noise": 0.0})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        EpisodeWriter(tmp_path / "other", SPEC, "expert", {"noise": 0.0})
+
+
+def test_what_was_written_is_readable_though_nobody_closed(tmp_path):
+    writer = EpisodeWriter(tmp_path, SPEC, "expert", index_every_s=0.0)
+    assert len(EpisodeFolder(tmp_path)) == 0
+    for i in range(3):
+        writer.add(episode(4, True), 0, i)
+        assert [len(e["reward"]) for e in EpisodeFolder(tmp_path)] == [4] * (i + 1)
+
+
+def test_the_index_is_not_rewritten_at_every_episode(tmp_path):
+    with EpisodeWriter(tmp_path, SPEC, "expert", index_every_s=3600.0) as writer:
+        for i in range(3):
+            writer.add(episode(4, True), 0, i)
+        assert len(EpisodeFolder(tmp_path)) == 0
+    assert len(EpisodeFolder(tmp_path)) == 3
+
+
+def test_a_folder_goes_on_under_the_same_settings_only(tmp_path):
+    settings = {"noise": 0.1, "env": {"task": "lift", "cameras": ("front",)}}
+    with EpisodeWriter(tmp_path, SPEC, "expert", settings) as writer:
+        writer.add(episode(4, True), 0, 7)
+        writer.progress = {"attempted": 2}
+    (tmp_path / "episode_000001.safetensors").write_bytes(b"half written when the process died")
+    (tmp_path / "result.json").touch()
+    with EpisodeWriter(tmp_path, SPEC, "expert", settings) as writer:
+        assert writer.progress == {"attempted": 2}
+        assert [e["episode"] for e in writer.episodes] == [7]
+        writer.add(episode(5, True), 0, 8)
+    assert [len(e["reward"]) for e in EpisodeFolder(tmp_path)] == [4, 5]
+    for spec, source, other, words in (
+        (SPEC, "expert", settings | {"noise": 0.2}, r"`settings.noise` was 0.1 and is 0.2"),
+        (SPEC, "expert", settings | {"env": {"task": "push"}}, r"`settings.env.task` was 'lift' and is 'push'"),
+        (SPEC, "a run", settings, r"`source` was 'expert' and is 'a run'"),
+        (replace(SPEC, simulator="toy 2"), "expert", settings, r"`spec.simulator` was '' and is 'toy 2'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            EpisodeWriter(tmp_path, spec, source, other)
+    assert len(EpisodeFolder(tmp_path)) == 2
 
 
 def test_a_folder_without_index_or_of_a_newer_format_is_refused(tmp_path):
