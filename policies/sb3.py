@@ -166,7 +166,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(data, dict):
         raise ConfigError(f"`{path}` is not a zip of Stable-Baselines3: `data` is no JSON object.")
     try:
-        weights = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        file = io.BytesIO(raw)
+        weights = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds, among them what unpickling of anything but tensors raises
         first_line = str(error).partition("\n")[0]
         raise ConfigError(
