@@ -72,6 +72,14 @@ def to_dict(config: Any) -> dict[str, Any]:
     return _plain(config)
 
 
+def differences(was: Any, now: Any, path: str = "") -> list[str]:
+    """What differs between two trees of plain data: one sentence each, with the dotted path and both values."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        keys = dict.fromkeys([*was, *now])
+        return [line for key in keys for line in differences(was.get(key), now.get(key), _join(path, key))]
+    return [] if was == now else [f"`{path}` was {was!r} and is {now!r}"]
+
+
 def read_yaml(path: Path) -> Any:
     """The contents of a YAML file through the safe loader, duplicate keys refused."""
     try:

@@ -83,7 +83,7 @@ def train(arguments: Sequence[str] | None = None) -> int:
             print(f"interrupted; continue with: --resume {run_dir}")
         return result
 
-    return _report(run)
+    return _report(run, "train", arguments)
 
 
 def offline(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +112,7 @@ def offline(arguments: Sequence[str] | None = None) -> int:
         print(f"run directory: {run_dir}")
         return train_offline.train_offline(config, run_dir, False if options.plain else None)
 
-    return _report(run)
+    return _report(run, "offline", arguments)
 
 
 def evaluate(arguments: Sequence[str] | None = None) -> int:
@@ -134,7 +134,7 @@ def evaluate(arguments: Sequence[str] | None = None) -> int:
         folder = options.out or _default_out(options.actor, "evaluation")
         return write_result(folder / "result.json", run_evaluate(config, folder))
 
-    return _report(run)
+    return _report(run, "evaluate", arguments)
 
 
 def collect(arguments: Sequence[str] | None = None) -> int:
@@ -155,7 +155,7 @@ def collect(arguments: Sequence[str] | None = None) -> int:
         result = run_collect(override(config, overrides) if overrides else config, options.out)
         return write_result(options.out / "result.json", result)
 
-    return _report(run)
+    return _report(run, "collect", arguments)
 
 
 def bench(arguments: Sequence[str] | None = None) -> int:
@@ -225,10 +225,14 @@ def _required(config: Path | None, folder: str = "train") -> Path:
     return config
 
 
-def _report(run: Callable[[], dict[str, Any] | None]) -> int:
-    """Run a command, print its result as the last line, and turn the user's errors into messages."""
+def _report(run: Callable[[], dict[str, Any] | None], name: str, arguments: Sequence[str] | None) -> int:
+    """Run a command, print its result as the last line, and turn the user's errors into messages. `arguments` None:
+    those of the process."""
+    from robo_rl.tracking.run_dir import commanded
+
     try:
-        result = run()
+        with commanded(None if arguments is None else ["robo-rl", name, *arguments]):
+            result = run()
     except RoboRLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from robo_rl.config import build, to_dict
+from robo_rl.config import build, differences, to_dict
 from robo_rl.errors import ConfigError, ContractError
 from robo_rl.files import write_whole
 from robo_rl.types import EnvSpec
@@ -169,18 +169,9 @@ def _refuse_others(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, 
         raise ConfigError(
             f"`{folder}` holds episodes and says nothing of how they were collected. Choose a new folder."
         )
-    differences = list(_differences("", {key: found[key] for key in wanted}, wanted))
-    if differences:
+    different = differences({key: found[key] for key in wanted}, wanted)
+    if different:
         raise ConfigError(
-            f"`{folder}` holds episodes that were collected in another way: {'; '.join(differences[:5])}. Choose a new "
+            f"`{folder}` holds episodes that were collected in another way: {'; '.join(different[:5])}. Choose a new "
             "folder, or repeat what was said the first time."
         )
-
-
-def _differences(path: str, was: Any, now: Any) -> Iterator[str]:
-    """What differs between two trees of plain data, each with its dotted path."""
-    if isinstance(was, Mapping) and isinstance(now, Mapping):
-        for key in sorted(was.keys() | now.keys()):
-            yield from _differences(f"{path}.{key}" if path else key, was.get(key), now.get(key))
-    elif was != now:
-        yield f"`{path}` was {was!r} and is {now!r}"

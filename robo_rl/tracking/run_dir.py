@@ -5,24 +5,35 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import math
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from robo_rl.config import differences
 from robo_rl.errors import ConfigError
 from robo_rl.files import write_whole
 
+log = logging.getLogger(__name__)
+
+_COMMAND: ContextVar[Sequence[str] | None] = ContextVar("command", default=None)
 PACKAGES = ("robo-rl", "torch", "numpy", "mujoco", "gymnasium", "mani-skill", "sapien", "stable-baselines3")
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """A directory with config.yaml, command.txt and versions.json; result.json once the run has ended."""
+    """A directory with config.yaml, command.txt and versions.json; result.json once the run has ended.
+
+    versions.json is a list of `versions()`: the first ones, and those that later resumes changed.
+    """
 
     path: Path
 
@@ -48,7 +59,7 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
             (path / "config.yaml").write_text(config)
             (path / "command.txt").write_text(command() + "\n")
-        (path / "versions.json").write_text(json.dumps(versions(), indent=1))
+        _record_versions(path / "versions.json")
         return RunDir(path)
 
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +85,26 @@ def to_json(value: Any) -> Any:
 
 
 def command() -> str:
-    """The command line of this process."""
-    return shlex.join(
-        ["python" if sys.argv[0].endswith(".py") else "robo-rl", *sys.argv[sys.argv[0].endswith("robo-rl") :]]
-    )
+    """The command line that does again what is being done. Where there is none, because a program or a test calls this
+    library, that is said, with the command line of the process."""
+    script = Path(sys.argv[0])
+    if _COMMAND.get() is not None:
+        return shlex.join(_COMMAND.get() or ())
+    if script.stem == "robo-rl":
+        return shlex.join(["robo-rl", *sys.argv[1:]])
+    if script.suffix == ".py" and script.parent.name == "launch":
+        return shlex.join(["python", *sys.argv])
+    return f"called from Python by: {shlex.join(sys.orig_argv)}"
+
+
+@contextmanager
+def commanded(words: Sequence[str] | None) -> Iterator[None]:
+    """Within, `command` is `words`: for functions of the command line that are called with arguments of their own."""
+    token = _COMMAND.set(words)
+    try:
+        yield
+    finally:
+        _COMMAND.reset(token)
 
 
 def versions() -> dict[str, str]:
@@ -92,6 +119,19 @@ def versions() -> dict[str, str]:
     if commit:
         found["commit"] = commit + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
     return found
+
+
+def _record_versions(path: Path) -> None:
+    """Add the present versions to a list of them, and warn, where a resumed run goes on under others."""
+    known = json.loads(path.read_text()) if path.exists() else []
+    known = [known] if isinstance(known, dict) else known  # as it was written before a run could have several
+    present = versions()
+    if known and known[-1] == present:
+        return
+    if known:
+        changes = "; ".join(differences(known[-1], present))
+        log.warning("`%s` goes on under other versions, and its numbers may change: %s.", path.parent, changes)
+    write_whole(path, json.dumps([*known, present], indent=1))
 
 
 def _git(*arguments: str) -> str:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,8 +55,11 @@ def test_result_says_everything(tmp_path, capsys):
     assert result["interval"][0] <= result["metrics"]["eval/success_rate"] <= result["interval"][1]
     assert result["env_steps"] == 64
     assert result["cpu_s"] > 0
-    assert {"torch", "mujoco", "python"} <= result["versions"].keys()
     run = tmp_path / "run"
+    arguments = [REACH, "--run-dir", str(run), *SMALL, "--total-env-steps", "64"]
+    assert result["command"] == shlex.join(["robo-rl", "train", *arguments])
+    assert (run / "command.txt").read_text() == result["command"] + "\n"
+    assert {"torch", "mujoco", "python"} <= result["versions"].keys()
     assert {p.name for p in run.iterdir()} >= {"config.yaml", "command.txt", "versions.json", "metrics.jsonl", "tb"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [64, 64]  # one update, one evaluation

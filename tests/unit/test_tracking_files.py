@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from robo_rl.errors import ConfigError, ContractError
-from robo_rl.tracking import panel
+from robo_rl.tracking import panel, run_dir
 from robo_rl.tracking.run_dir import RunDir, versions
 from robo_rl.tracking.tracker import Tracker
 from robo_rl.tracking.video import BORDER, GREEN, GREY, VideoWriter, tile
@@ -148,6 +148,56 @@ def test_a_result_says_command_and_versions_and_is_written_whole(run):
     assert {"python", "numpy", "torch", "platform"} <= result["versions"].keys()
     assert result["command"]
     assert not list(run.path.glob("*.partial"))
+
+
+def test_versions_are_kept_when_a_run_goes_on_under_others(run, monkeypatch, caplog):
+    def recorded() -> list[dict]:
+        return json.loads((run.path / "versions.json").read_text())
+
+    [first] = recorded()
+    assert first == versions()
+    RunDir.create(run.path, "", resume=True)
+    assert recorded() == [first] and not caplog.text, "the same versions are no news"
+    other = {k: v for k, v in first.items() if k != "mujoco"} | {"torch": "99.0"}
+    monkeypatch.setattr(run_dir, "versions", lambda: other)
+    RunDir.create(run.path, "", resume=True)
+    assert recorded() == [first, other]
+    assert f"`torch` was {first['torch']!r} and is '99.0'" in caplog.text
+    assert f"`mujoco` was {first['mujoco']!r} and is None" in caplog.text
+    monkeypatch.undo()
+    RunDir.create(run.path, "", resume=True)
+    assert recorded() == [first, other, first]
+
+
+def test_versions_of_before_there_was_a_list_are_kept(run):
+    (run.path / "versions.json").write_text('{"torch": "1.0"}')
+    RunDir.create(run.path, "", resume=True)
+    assert json.loads((run.path / "versions.json").read_text()) == [{"torch": "1.0"}, versions()]
+    (run.path / "versions.json").unlink()
+    RunDir.create(run.path, "", resume=True)
+    assert json.loads((run.path / "versions.json").read_text()) == [versions()]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["launch/train_sim.py", "a.yaml", "--seed", "3"], "python launch/train_sim.py a.yaml --seed 3"),
+        (["/x/my runs/launch/collect.py", "expert"], "python '/x/my runs/launch/collect.py' expert"),
+        (["/usr/bin/robo-rl", "train", "a b.yaml"], "robo-rl train 'a b.yaml'"),
+        (["C:/Scripts/robo-rl.exe", "doctor"], "robo-rl doctor"),
+        # Neither of these, run again, does what this process does: it called us from Python.
+        (["/x/pytest/__main__.py", "-q"], "called from Python by: python -m pytest -q"),
+        (["-c"], "called from Python by: python -m pytest -q"),
+        ([""], "called from Python by: python -m pytest -q"),
+    ],
+)
+def test_the_command_is_one_that_can_be_run_or_says_that_it_is_none(argv, expected, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "pytest", "-q"])
+    assert run_dir.command() == expected
+    with run_dir.commanded(["robo-rl", "train", "x y.yaml"]):
+        assert run_dir.command() == "robo-rl train 'x y.yaml'"
+    assert run_dir.command() == expected
 
 
 def test_without_a_terminal_there_are_aligned_lines(capsys, monkeypatch):
