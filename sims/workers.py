@@ -62,11 +62,14 @@ class WorkerVecEnv:
         seed: names the sequence of training episodes; their `task_id` is `episode` modulo the number of tasks.
 
     A failed worker costs its rows' episodes, not the run: see `WorkerLimits`. `counters`: `respawned` workers,
-    `dropped` episodes (by respawns and by `non_finite` observations or rewards).
+    `dropped` episodes (by respawns and by `non_finite` observations or rewards). Where an episode's first observation
+    is not finite, the next training episode takes its place; one that `init` names has no other, begins with zeros and
+    is dropped (`valid` False, `truncated` True) by its first step.
 
     Raises:
         ConfigError: the simulator refused its configuration.
-        ContractError: a simulator could not be built, or a worker failed `limits.max_failures` times.
+        ContractError: a simulator could not be built, a worker failed `limits.max_failures` times, or as many training
+            episodes in a row began with something that is not finite.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class WorkerVecEnv:
         self._owner = np.repeat(np.arange(num_workers), np.diff(bounds))
         self._ended = np.ones(num_envs, bool)
         self._valid = np.zeros(num_envs, bool)
+        self._stillborn = np.zeros(num_envs, bool)  # named by `init`, began not finite: the next step drops them
         views = {k: torch.from_numpy(v) for k, v in self._block.arrays.items()}
         self._obs = {k: views[f"obs/{k}"] for k in self.spec.obs}
         self._step = Step(
@@ -132,7 +136,7 @@ class WorkerVecEnv:
             if ((names[:, 0] < 0) | (names[:, 0] >= tasks)).any():
                 raise ContractError(f"reset: task_id must be 0 to {tasks - 1}, got {names[:, 0].tolist()}.")
             self._block["init"][index] = names
-        self._reset(index)
+        self._reset(index, drawn=init is None)
         return self._obs
 
     def step(self, action: Tensor) -> Step:
@@ -141,10 +145,12 @@ class WorkerVecEnv:
         if tuple(action.shape) != block["action"].shape:
             raise ContractError(f"step: expected action {block['action'].shape}, got {tuple(action.shape)}.")
         block["action"][:] = action.detach().cpu().numpy()
-        active = ~self._ended
-        lost = self._command(STEP, active)
-        dropped = active & (lost | self._non_finite(active & ~lost))
+        active, stillborn = ~self._ended, self._stillborn & ~self._ended
+        lost = self._command(STEP, active & ~stillborn) & ~stillborn
+        stepped = active & ~stillborn & ~lost
+        dropped = active & (lost | self._non_finite(stepped, ("reward", *self._names("final_obs"))))
         self.counters["dropped"] += int(dropped.sum())
+        dropped |= stillborn  # counted when they began
         np.logical_and(active, ~dropped, out=self._valid)
         self._blank(~self._valid)
         block["truncated"][dropped] = True
@@ -155,7 +161,7 @@ class WorkerVecEnv:
         if self.autoreset and self._ended.any():
             rows = np.flatnonzero(self._ended)
             self._draw(rows)
-            self._reset(rows)
+            self._reset(rows, drawn=True)
         return self._step
 
     def render(self, rows: Tensor | None = None) -> np.ndarray:
@@ -191,22 +197,52 @@ class WorkerVecEnv:
         self._block["init"][rows, 1] = episode
         self._next_episode += len(rows)
 
-    def _reset(self, rows: np.ndarray) -> None:
+    def _reset(self, rows: np.ndarray, drawn: bool) -> None:
+        """Start the episodes that `init` of the block names. `drawn`: they are training episodes, and the next will do
+        as well where one begins not finite."""
         todo = np.zeros(self.spec.num_envs, bool)
         todo[rows] = True
-        self._ended[rows] = False
+        self._ended[rows] = self._stillborn[rows] = False
+        tries = np.zeros(self.spec.num_envs, int)
         while todo.any():
             lost = self._command(RESET, todo)
             # Rows of a replaced worker that were not being reset have lost their episode too.
             self.counters["dropped"] += int((lost & ~todo & ~self._ended).sum())
             self._ended |= lost & ~todo
+            bad = self._non_finite(todo & ~lost, self._names("obs"))
+            self.counters["dropped"] += int(bad.sum())
             todo &= lost
+            if not bad.any():
+                continue
+            for name in self._names("obs"):
+                self._block[name][bad] = 0
+            if drawn:
+                self._refuse_endless(tries := tries + bad)
+                self._draw(np.flatnonzero(bad))
+                todo |= bad
+            else:
+                self._stillborn |= bad
 
-    def _non_finite(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) bool, which of `rows` have a NaN or infinity in what the last step returned; counted."""
-        bad = ~np.isfinite(self._block["reward"])
-        for key in self.spec.obs:
-            value = self._block[f"final_obs/{key}"]
+    def _refuse_endless(self, tries: np.ndarray) -> None:
+        """Give up where a row has been given as many training episodes that began not finite as a worker may fail."""
+        row = int(tries.argmax())
+        if tries[row] < self._limits.max_failures:
+            return
+        task, episode = self._block["init"][row].tolist()
+        self.close()
+        raise ContractError(
+            f"{self.spec.name}: worker {self._owner[row]} (row {row}, call reset) began {tries[row]} episodes one "
+            f"after another, the last one (task {task}, episode {episode}), with an observation that is not finite; "
+            "giving up."
+        )
+
+    def _names(self, copy: str) -> tuple[str, ...]:
+        return tuple(f"{copy}/{key}" for key in self.spec.obs)
+
+    def _non_finite(self, rows: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+        """(N,) bool, which of `rows` have a NaN or infinity in these arrays of the block; counted."""
+        bad = np.zeros(self.spec.num_envs, bool)
+        for value in map(self._block.__getitem__, names):
             if value.dtype.kind == "f":
                 bad |= ~np.isfinite(value).reshape(len(value), -1).all(axis=1)
         bad &= rows

@@ -17,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # spawned workers get this path 
 from toy_simulator import ToyConfig, make
 
 from robo_rl.errors import ConfigError, ContractError
+from robo_rl.loops.evaluate import evaluate, initial_states
 from robo_rl.seeding import first_training_episode
+from robo_rl.types import ActionSample
 from sims.workers import WorkerLimits, WorkerVecEnv
 
 STATE, IMAGE = "observation.state", "observation.images.front"
@@ -132,6 +134,63 @@ def test_non_finite_rows_are_dropped_and_counted(build) -> None:
     assert step.valid.tolist() == [True, False]
     assert env.counters == {"respawned": 0, "dropped": 1, "non_finite": 1}
     assert all(torch.isfinite(x).all() for x in (step.reward, step.obs[STATE], step.final_obs[STATE]))
+
+
+FIRST = first_training_episode(0)
+
+
+def test_a_reset_that_is_not_finite_takes_the_next_training_episode(build) -> None:
+    env = build(ToyConfig(max_episode_steps=2, broken_episodes=(FIRST + 1, FIRST + 2, FIRST + 4)), num_envs=2)
+    plain = build(ToyConfig(max_episode_steps=2), num_envs=2)
+
+    def expected(*episodes: int) -> torch.Tensor:
+        return plain.reset(init=torch.tensor([[e % 2, FIRST + e] for e in episodes]))[STATE]
+
+    assert torch.equal(env.reset()[STATE], expected(0, 3)), "1 and 2 are dropped"
+    assert env.counters == {"respawned": 0, "dropped": 2, "non_finite": 2}
+    assert env.step(actions(0, 0)).valid.all()
+    step = env.step(actions(0, 0))
+    assert step.truncated.all() and step.valid.all()
+    assert torch.equal(step.obs[STATE], expected(6, 5)), "the row of 4 asked again, after the other one had 5"
+    assert torch.equal(step.final_obs[STATE][:, 1], torch.tensor([2.0, 2.0])), "the ended episodes are untouched"
+    assert env.counters == {"respawned": 0, "dropped": 3, "non_finite": 3}
+
+
+def test_resets_that_are_never_finite_are_refused_with_the_worker(build) -> None:
+    env = build(ToyConfig(broken_episodes=tuple(range(FIRST + 1, FIRST + 99))), num_envs=2)
+    pids = [w.process.pid for w in env._workers]
+    with pytest.raises(
+        ContractError, match=rf"(?s)worker 1 \(row 1, call reset\).*3 episodes.*{FIRST + 3}.*not finite"
+    ):
+        env.reset()
+    assert all(map(gone, pids))
+
+
+def test_a_named_episode_that_begins_not_finite_is_dropped_at_its_first_step(build) -> None:
+    env = build(ToyConfig(broken_episodes=(7,)), num_envs=3)
+    env.autoreset = False
+    obs = env.reset(init=torch.tensor([[0, 6], [1, 7], [0, 8]]))  # no other episode can stand in for one that is named
+    assert obs[STATE].isfinite().all() and not obs[STATE][1].any()
+    assert env.counters == {"respawned": 0, "dropped": 1, "non_finite": 1}
+    step = env.step(actions(0, 0, 0))
+    assert step.valid.tolist() == [True, False, True] and step.truncated.tolist() == [False, True, False]
+    assert env.counters["dropped"] == 1, "counted once"
+    assert env.step(actions(0, 0, 0)).truncated.tolist() == [False, False, False]
+    env.reset(rows=torch.tensor([1]), init=torch.tensor([[1, 9]]))
+    assert env.step(actions(0, 0, 0)).valid.all()
+
+
+def test_evaluation_counts_an_episode_that_begins_not_finite_as_invalid(build) -> None:
+    class Still:
+        def act(self, obs, *, deterministic=False, generator=None):
+            return ActionSample(torch.zeros(2, 1))
+
+        def reset(self, rows=None): ...
+
+    env = build(ToyConfig(broken_episodes=(1, 4)), num_envs=2)
+    result = evaluate(env, Still(), initial_states(6, num_tasks=2))
+    assert result.valid.tolist() == [True, False, True, True, False, True]
+    assert result.returns.isfinite().all()
 
 
 def test_bad_input_is_refused(build) -> None:

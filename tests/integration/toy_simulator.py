@@ -23,6 +23,8 @@ class ToyConfig:
     """The failure happens in the step that would pass this position."""
     failure: str = "raise"
     refuse: bool = False
+    broken_episodes: tuple[int, ...] = ()
+    """Their first observation is not finite."""
 
 
 class ToySimulator:
@@ -54,6 +56,8 @@ class ToySimulator:
     def reset(self, task_id: int, episode: int) -> dict[str, np.ndarray]:
         self.task_id, self.steps = task_id, 0
         self.position = np.random.default_rng((task_id, episode)).uniform(-0.1, 0.1)
+        if episode in self.config.broken_episodes:
+            self.position = float("nan")
         return self._obs()
 
     def step(self, action: np.ndarray):
