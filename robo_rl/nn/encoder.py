@@ -13,6 +13,8 @@ from robo_rl.nn.mlp import orthogonal
 from robo_rl.nn.normalizer import Normalizer
 from robo_rl.types import IMAGES, TASK_ID, ArraySpec, Obs
 
+SMALLEST = 36  # pixels; three convolutions make one of them
+
 
 class SmallCNN(nn.Module):
     """(B, height, width, 3) uint8 -> (B, features). The three convolutions of Mnih et al. 2015, narrower."""
@@ -20,6 +22,11 @@ class SmallCNN(nn.Module):
     def __init__(self, shape: tuple[int, ...], features: int, channels: Sequence[int] = (16, 32, 32)):
         super().__init__()
         height, width, depth = shape
+        if min(height, width) < SMALLEST:
+            raise ConfigError(
+                f"Pictures of {height} x {width} pixels are too small for the image encoder: at least {SMALLEST} x "
+                f"{SMALLEST}. Raise env.image_size."
+            )
         a, b, c = channels
         gain = 2**0.5
         self.conv = nn.Sequential(
