@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from policies.parts import make_encoder
 from robo_rl.errors import ConfigError
-from robo_rl.nn.encoder import ObsEncoder
 from robo_rl.nn.mlp import Activation, mlp
 from robo_rl.types import ActionSample, Discrete, EnvSpec, Evaluation, Obs
 
@@ -39,15 +39,9 @@ class CategoricalPolicy(nn.Module):
                 f"policy.kind `categorical` needs discrete actions; `{spec.name}` has {spec.action.dim} continuous "
                 "dimensions. Use policy.kind `gaussian`."
             )
-
-        def encoder(keys: tuple[str, ...]) -> ObsEncoder:
-            return ObsEncoder(
-                spec.obs, keys, len(spec.tasks), config.normalize_obs, config.obs_clip, config.image_features
-            )
-
         self.config = config
-        self.actor_encoder = encoder(config.obs_keys)
-        self.critic_encoder = encoder(config.critic_obs_keys or config.obs_keys)
+        self.actor_encoder = make_encoder(config, spec, config.obs_keys)
+        self.critic_encoder = make_encoder(config, spec, config.critic_obs_keys or config.obs_keys)
         self.actor = mlp(self.actor_encoder.out_dim, config.hidden, spec.action.n, config.activation, out_gain=0.01)
         self.critic = mlp(self.critic_encoder.out_dim, config.hidden, 1, config.activation, out_gain=1.0)
 

@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from policies.parts import action_box, make_encoder
 from robo_rl.errors import ConfigError
 from robo_rl.functional import gaussian
-from robo_rl.nn.encoder import ObsEncoder
 from robo_rl.nn.mlp import Activation, mlp
 from robo_rl.types import IMAGES, ActionSample, Continuous, EnvSpec, Evaluation, Obs
 
@@ -71,24 +71,20 @@ class GaussianPolicy(nn.Module):
         self.config = config
         dim = spec.action.dim
         critic_keys = config.critic_obs_keys or config.obs_keys
-        self.actor_encoder = _encoder(config, spec, config.obs_keys)
+        self.actor_encoder = make_encoder(config, spec, config.obs_keys)
         # One encoder serves both where it has nothing to learn, or where sharing is asked for.
         learns = any(k.startswith(IMAGES) for k in critic_keys)
         self.shared = critic_keys == config.obs_keys and (config.share_encoder or not learns)
-        self.critic_encoder = self.actor_encoder if self.shared else _encoder(config, spec, critic_keys)
+        self.critic_encoder = self.actor_encoder if self.shared else make_encoder(config, spec, critic_keys)
         outputs = 2 * dim if config.state_dependent_std else dim
         self.actor = mlp(self.actor_encoder.out_dim, config.hidden, outputs, config.activation, out_gain=0.01)
         self.critic = mlp(self.critic_encoder.out_dim, config.hidden, 1, config.activation, out_gain=1.0)
         if not config.state_dependent_std:
             self.log_std = nn.Parameter(torch.full((dim,), config.log_std_init))
-        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
-        bounded = low.isfinite() & high.isfinite()
-        if config.squash and not bool(bounded.all()):
-            raise ConfigError(f"policy.squash needs bounded actions; `{spec.name}` has bounds {low} to {high}.")
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-        self.register_buffer("scale", torch.where(bounded, (high - low) / 2, torch.ones_like(low)))
-        self.register_buffer("offset", torch.where(bounded, (high + low) / 2, torch.zeros_like(low)))
+        for name, value in action_box(spec.action).items():
+            self.register_buffer(name, value)
+        if config.squash and not bool((self.low.isfinite() & self.high.isfinite()).all()):
+            raise ConfigError(f"policy.squash needs bounded actions; `{spec.name}` has {self.low} to {self.high}.")
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False, generator: Generator | None = None) -> ActionSample:
@@ -158,7 +154,3 @@ class GaussianPolicy(nn.Module):
         if self.config.squash:
             unit = unit.tanh()
         return (self.offset + self.scale * unit).clamp(self.low, self.high)
-
-
-def _encoder(config: GaussianConfig, spec: EnvSpec, keys: tuple[str, ...]) -> ObsEncoder:
-    return ObsEncoder(spec.obs, keys, len(spec.tasks), config.normalize_obs, config.obs_clip, config.image_features)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.flow.config import FlowConfig
-from robo_rl.nn.encoder import ObsEncoder
+from policies.parts import make_encoder
 from robo_rl.nn.mlp import mlp
 from robo_rl.types import EnvSpec, Obs
 
@@ -24,15 +24,7 @@ class MLPNetwork(nn.Module):
         super().__init__()
         hidden = config.network.hidden  # type: ignore[union-attr]
         self.chunk, self.action_dim, self.width = config.chunk, action_dim, hidden[-1]
-        self.encoder = ObsEncoder(
-            spec.obs,
-            config.obs_keys,
-            len(spec.tasks),
-            config.normalize_obs,
-            config.obs_clip,
-            config.image_features,
-            config.min_std,
-        )
+        self.encoder = make_encoder(config, spec, config.obs_keys, config.min_std)
         self.feature_dim = self.encoder.out_dim
         flat = config.chunk * action_dim
         self.trunk = mlp(self.feature_dim + flat + 2 * TIME_WAVES, hidden[:-1], hidden[-1], "silu", out_gain=2**0.5)

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 
 from policies.flow.config import FlowConfig
 from policies.flow.networks import MLPNetwork
+from policies.parts import action_box, make_encoder
 from robo_rl.errors import ConfigError
 from robo_rl.functional import flow
 from robo_rl.nn.encoder import ObsEncoder
@@ -46,23 +47,11 @@ class FlowPolicy(nn.Module):
         critic_in = {"encoder": self.network.feature_dim, "expert": self.network.width}.get(config.critic)
         if critic_in is None:
             keys = config.critic_obs_keys or config.obs_keys
-            self.critic_encoder = ObsEncoder(
-                spec.obs,
-                keys,
-                len(spec.tasks),
-                config.normalize_obs,
-                config.obs_clip,
-                config.image_features,
-                config.min_std,
-            )
+            self.critic_encoder = make_encoder(config, spec, keys, config.min_std)
             critic_in = self.critic_encoder.out_dim
         self.critic = mlp(critic_in, config.critic_hidden, 1, "elu", out_gain=1.0)
-        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-        bounded = low.isfinite() & high.isfinite()
-        self.register_buffer("scale", torch.where(bounded, (high - low) / 2, torch.ones_like(low)))
-        self.register_buffer("offset", torch.where(bounded, (high + low) / 2, torch.zeros_like(low)))
+        for name, value in action_box(spec.action).items():
+            self.register_buffer(name, value)
         self.register_buffer("fitted", torch.tensor(False))
         for name, parameter in self.named_parameters():
             if any(name.removeprefix("network.").startswith(prefix) for prefix in config.frozen):
