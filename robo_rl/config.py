@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from robo_rl.errors import ConfigError
+from robo_rl.errors import ConfigError, near_matches
 
 T = TypeVar("T")
 
@@ -112,8 +112,7 @@ def build(cls: Any, data: Any, where: str = "config", key: str = "", files: tupl
     known = {f.name: f for f in dataclasses.fields(cls)}
     for name in data:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=3)
-            hint = f"Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"Known: {', '.join(known)}."
+            hint = near_matches(str(name), known)
             raise ConfigError(f"Unknown key `{_join(key, str(name))}` in {where}. {hint}")
     values = {}
     for name, field in known.items():

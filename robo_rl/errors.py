@@ -33,10 +33,14 @@ def missing_extra(package: str, extra: str) -> ConfigError:
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that does not exist, with its nearest matches (all names where none is near)."""
-    names = sorted(known)
+    return ConfigError(f"Unknown {what} `{name}`. {near_matches(name, sorted(known))}")
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """A sentence for a message: which names may have been meant, or all of them where none is near."""
+    names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"Known: {', '.join(names)}."
-    return ConfigError(f"Unknown {what} `{name}`. {hint}")
+    return f"Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"Known: {', '.join(names)}."
 
 
 class NonFiniteError(RoboRLError):

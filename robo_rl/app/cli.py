@@ -48,17 +48,11 @@ def train(arguments: Sequence[str] | None = None) -> int:
     # Waiting OpenMP threads spin by default and take the core that the physics needs. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     description = "Train in simulation. With a configuration, --help also lists every field that it has."
-    parser = _parser("train", description, first="CONFIG.yaml", add_help=False)
-    parser.add_argument("--run-dir", "--run_dir", type=Path, help="where to write (default: runs/NAME/TIME-sSEED)")
+    parser = _training_parser("train", description)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue a run directory; takes nothing else")
-    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="build everything, print shapes, stop")
-    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live panel")
-    options, overrides = _parse(parser, arguments)
-    config_path = _take_config(overrides)
-    if "--help" in overrides or "-h" in overrides:
-        parser.print_help()
-        if config_path is None:
-            return 0
+    options, overrides, config_path = _parse_training(parser, arguments)
+    if options.help:
+        return 0
 
     def run() -> dict[str, Any] | None:
         from robo_rl.app import train_sim
@@ -71,9 +65,9 @@ def train(arguments: Sequence[str] | None = None) -> int:
                 )
             config, run_dir = train_sim.load_run_config(options.resume), options.resume
         else:
-            config = load(train_sim.TrainSimConfig, _required(config_path), overrides)
-            stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
-            run_dir = options.run_dir or Path("runs") / _required(config_path).stem / stamp
+            path = _required(config_path, "train")
+            config = load(train_sim.TrainSimConfig, path, overrides)
+            run_dir = options.run_dir or _new_run_dir(path, config.seed)
         if options.dry_run:
             print(train_sim.dry_run(config))
             return None
@@ -88,16 +82,10 @@ def train(arguments: Sequence[str] | None = None) -> int:
 
 def offline(arguments: Sequence[str] | None = None) -> int:
     """Train from data: `offline CONFIG.yaml [--demonstrations.episodes 8 ...]`."""
-    parser = _parser("offline", "Train from demonstrations.", first="CONFIG.yaml", add_help=False)
-    parser.add_argument("--run-dir", "--run_dir", type=Path, help="where to write (default: runs/NAME/TIME-sSEED)")
-    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="build everything, print shapes, stop")
-    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live panel")
-    options, overrides = _parse(parser, arguments)
-    config_path = _take_config(overrides)
-    if "--help" in overrides or "-h" in overrides:
-        parser.print_help()
-        if config_path is None:
-            return 0
+    parser = _training_parser("offline", "Train from demonstrations.")
+    options, overrides, config_path = _parse_training(parser, arguments)
+    if options.help:
+        return 0
 
     def run() -> dict[str, Any] | None:
         from robo_rl.app import train_offline
@@ -108,7 +96,7 @@ def offline(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(train_offline.dry_run(config))
             return None
-        run_dir = options.run_dir or Path("runs") / path.stem / f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
+        run_dir = options.run_dir or _new_run_dir(path, config.seed)
         print(f"run directory: {run_dir}")
         return train_offline.train_offline(config, run_dir, False if options.plain else None)
 
@@ -202,6 +190,28 @@ def _parser(command: str, description: str, first: str = "", add_help: bool = Tr
     )
 
 
+def _training_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = _parser(command, description, first="CONFIG.yaml", add_help=False)
+    parser.add_argument("--run-dir", "--run_dir", type=Path, help="where to write (default: runs/NAME/TIME-sSEED)")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="build everything, print shapes, stop")
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live panel")
+    return parser
+
+
+def _parse_training(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> tuple[argparse.Namespace, list[str], Path | None]:
+    """Our own options, the overrides, and the configuration file. `options.help`: help was asked for and given; with a
+    file it goes on to every field of that."""
+    options, overrides = _parse(parser, arguments)
+    config = _take_config(overrides)
+    asked = "--help" in overrides or "-h" in overrides
+    if asked:
+        parser.print_help()
+    options.help = asked and config is None
+    return options, overrides, config
+
+
 def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Our own options, and the rest, which overrides fields of the configuration."""
     return parser.parse_known_args(sys.argv[1:] if arguments is None else list(arguments))
@@ -216,7 +226,11 @@ def _take_config(overrides: list[str]) -> Path | None:
     return None
 
 
-def _required(config: Path | None, folder: str = "train") -> Path:
+def _new_run_dir(config: Path, seed: int) -> Path:
+    return Path("runs") / config.stem / f"{time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
+
+
+def _required(config: Path | None, folder: str) -> Path:
     if config is None:
         from robo_rl.config import CONFIGS
 

@@ -43,6 +43,11 @@ class EvaluationConfig:
     """Save a tiled video of the first episodes."""
 
 
+def evaluation_env(env: SimConfig, config: EvaluationConfig, seed: int = 0) -> VecEnv:
+    """A simulator to evaluate in; the caller closes it."""
+    return sims.make(replace(env, num_envs=min(config.num_envs or env.num_envs, config.episodes)), seed)
+
+
 def chunked_for(env: VecEnv, actor: Any) -> VecEnv:
     """`env` itself, or stepped in chunks where the actor's configuration says that it predicts some."""
     executed = getattr(getattr(actor, "config", None), "executed", None)
@@ -118,8 +123,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
         ContractError: the checkpoint does not fit the environment (both values in the message).
     """
     start, cpu_start = time.perf_counter(), cpu_seconds()
-    num_envs = min(config.evaluation.num_envs or config.env.num_envs, config.evaluation.episodes)
-    env = sims.make(replace(config.env, num_envs=num_envs))
+    env = evaluation_env(config.env, config.evaluation)
     try:
         actor, warnings = make_actor(config, env.spec)
         results = []

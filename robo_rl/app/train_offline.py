@@ -18,7 +18,7 @@ from robo_rl import checkpoint
 from robo_rl.algorithms.bc import BC, BCConfig
 from robo_rl.app.collect import CollectConfig, collect
 from robo_rl.app.cpu import cpu_seconds
-from robo_rl.app.evaluate import EvaluationConfig, chunked_for, run_evaluation
+from robo_rl.app.evaluate import EvaluationConfig, chunked_for, evaluation_env, run_evaluation
 from robo_rl.config import dump, to_dict
 from robo_rl.data.dataset import EpisodeDataset
 from robo_rl.errors import ConfigError
@@ -73,8 +73,7 @@ def train_offline(config: TrainOfflineConfig, run_dir: Path, live: bool | None =
     torch.set_num_threads(config.torch_threads)
     torch.manual_seed(config.seed)
     dataset = _demonstrations(config, run_dir)
-    num_envs = min(config.evaluation.num_envs or config.env.num_envs, config.evaluation.episodes)
-    env = sims.make(replace(config.env, num_envs=num_envs), config.seed)
+    env = evaluation_env(config.env, config.evaluation, config.seed)
     tracker = Tracker(directory, config.algorithm.gradient_steps, live)
     metrics: Metrics = {}
     try:

@@ -25,7 +25,7 @@ from robo_rl import checkpoint
 from robo_rl.algorithms.bc import BCConfig
 from robo_rl.algorithms.ppo import PPO, PPOConfig
 from robo_rl.app.cpu import cpu_seconds
-from robo_rl.app.evaluate import EvaluationConfig, chunked_for, run_evaluation
+from robo_rl.app.evaluate import EvaluationConfig, chunked_for, evaluation_env, run_evaluation
 from robo_rl.app.train_offline import DemonstrationsConfig, TrainOfflineConfig, train_offline
 from robo_rl.config import dump, load, to_dict
 from robo_rl.errors import ConfigError, ContractError, NonFiniteError
@@ -117,8 +117,7 @@ class Run:
         """The present policy over the configured initial states, in environments of its own."""
         evaluation = self.config.evaluation
         if self.evaluation_env is None:
-            num_envs = min(evaluation.num_envs or self.spec.num_envs, evaluation.episodes)
-            env = sims.make(replace(self.config.env, num_envs=num_envs), self.config.seed)
+            env = evaluation_env(self.config.env, evaluation, self.config.seed)
             self.evaluation_env = chunked_for(env, self.policy)
         return run_evaluation(self.evaluation_env, self.policy, evaluation, video)
 
