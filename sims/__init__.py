@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from sims.gymnasium import GymnasiumConfig
+from sims.isaac_gym import IsaacGymConfig
 from sims.maniskill import ManiSkillConfig
 from sims.mujoco.gym_tasks import MujocoConfig
 from sims.mujoco.tabletop import TabletopConfig
@@ -13,7 +14,7 @@ from sims.mujoco.tabletop import TabletopConfig
 if TYPE_CHECKING:
     from robo_rl.types import VecEnv
 
-SimConfig: TypeAlias = TabletopConfig | MujocoConfig | GymnasiumConfig | ManiSkillConfig
+SimConfig: TypeAlias = TabletopConfig | MujocoConfig | GymnasiumConfig | ManiSkillConfig | IsaacGymConfig
 
 
 def make(config: SimConfig, seed: int = 0) -> VecEnv:
@@ -35,3 +36,7 @@ def make(config: SimConfig, seed: int = 0) -> VecEnv:
             from sims import maniskill
 
             return maniskill.make(config, seed)
+        case IsaacGymConfig():
+            from sims.isaac_gym import IsaacGymEnv
+
+            return IsaacGymEnv(config, seed)
