@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmarks by name: `sim` (stepping), `ppo` and `flow` (training speed), `ppo-parity` (learning against
-Stable-Baselines3), `main-job` (every task of `configs/train/` from zero).
+Stable-Baselines3), `main-job` (every task from zero) and `pirl` (every clone improved).
 
 Speed is environment steps per CPU-second, summed over this process and its children, so that neither a second core
 nor other people's work on the machine decides it. Contenders are measured in turns, in short windows of one run, and
@@ -58,7 +58,7 @@ SB3_LIKE_POLICY = GaussianConfig(
 
 @dataclass(frozen=True)
 class BenchConfig:
-    rows: tyro.conf.Positional[tuple[Literal["sim", "ppo", "flow", "ppo-parity", "main-job"], ...]]
+    rows: tyro.conf.Positional[tuple[Literal["sim", "ppo", "flow", "ppo-parity", "main-job", "pirl"], ...]]
     """What to measure."""
     repeats: int = 7
     """Turns of each contender; a ratio is the median over them."""
@@ -67,9 +67,9 @@ class BenchConfig:
     algo: Literal["ours", "sb3", "both"] = "both"
     """ppo-parity: whose runs to make."""
     tasks: tuple[str, ...] = ()
-    """main-job: names of `configs/train/`; empty: only put the page together from the runs that there are."""
+    """main-job, pirl: names of `configs/train/`; empty: only put the page together from the runs that there are."""
     seeds: tuple[int, ...] = ()
-    """One run each; empty: five for ppo-parity, three for main-job."""
+    """One run each; empty: five for ppo-parity, three for main-job and pirl."""
     quick: bool = False
     """Two short turns, and one parity run of 20,000 steps; shows that everything runs, measures little."""
     write: bool = False
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
 def bench(config: BenchConfig) -> list[results.Row]:
     """Measure the rows, print them as they come, and return them."""
     if not config.rows:
-        raise ConfigError("bench needs at least one of: sim, ppo, flow, ppo-parity, main-job.")
+        raise ConfigError("bench needs at least one of: sim, ppo, flow, ppo-parity, main-job, pirl.")
     torch.set_num_threads(1)  # the cheapest per CPU-second on networks of this size, for us and for the peers
     rows: list[results.Row] = []
     for name in dict.fromkeys(config.rows):
@@ -120,10 +120,11 @@ def bench(config: BenchConfig) -> list[results.Row]:
             from robo_rl.app.bench_parity import ppo_parity
 
             new, page = ppo_parity(config), "ppo_parity"
-        elif name == "main-job":
-            from robo_rl.app.bench_main_job import main_job
+        elif name in ("main-job", "pirl"):
+            from robo_rl.app.bench_runs import runs
 
-            new, page = main_job(config.tasks, config.seeds or (0, 1, 2), config.quick, config.write), "main_job"
+            page = name.replace("-", "_")
+            new = runs(page, config.tasks, config.seeds or (0, 1, 2), config.quick, config.write)
         else:
             new, page = _speed(name)(config), "speed"
             new = [replace(r, command=f"python launch/bench.py {name} --write", commit=results.commit()) for r in new]
