@@ -115,13 +115,16 @@ def markdown(page: str, rows: list[Row], records: dict[str, dict[str, Any]]) -> 
 
 
 def commit() -> str:
-    """The short hash of the commit that runs, with `+` where the tree has changes; empty outside a clone."""
+    """The short hash of the commit that runs, with `+` where the tree has changes; empty outside a clone.
+
+    Changed results pages do not count: a bench writes them itself, between one run and the next.
+    """
 
     def git(*args: str) -> str:
         return subprocess.run(["git", *args], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno", "--", ".", f":!{RESULTS}") else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
 
