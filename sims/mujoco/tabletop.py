@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CONTROL_HZ = 20.0
 SINK = 0.00012  # m that an object's weight presses into the soft contact: starts are at rest
 MAX_SPEED = 100.0  # rad/s or m/s; beyond it the physics has failed
-EFFORT_COST = 0.01
+EFFORT_COST = 0.02
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,9 @@ def _place(s: Scene, tolerance: float) -> Judgement:
     offset = s.goal - s.object_pos
     aside = np.linalg.norm(offset[:, :2], axis=1)
     above = -offset[:, 2]
-    height = np.clip((s.object_pos[:, 2] - HALF_SIZE) / CARRY_HEIGHT, 0.0, 1.0)
+    lift = s.object_pos[:, 2] - HALF_SIZE
+    # Up to carrying height, and no further: what is carried too high does not find its way down.
+    height = np.clip(lift / CARRY_HEIGHT, 0.0, 1.0) * np.clip(1.5 - lift / (4 * CARRY_HEIGHT), 0.0, 1.0)
     over = aside < tolerance
     resting = over & (np.abs(above) < 0.006)
     # By the target, not the angle: a grasp must first be slackened, and nothing moves until it is.
@@ -284,9 +286,10 @@ def _place(s: Scene, tolerance: float) -> Judgement:
     still = np.linalg.norm(s.object_vel, axis=1) < 0.05
     carried = near & (height > 0.2) | over
     lifted = np.where(over, 1.0, height * near)
-    reward = np.where(resting, 0.9, grasp) + 0.7 * lifted + 1.5 * carried * _closeness(aside, 8.0)
-    # Two scales: the last centimetre matters most, but from 20 cm up the way down must still be felt.
-    lowered = 0.5 * _closeness(np.abs(above), 25.0) + 0.5 * _closeness(np.abs(above), 6.0)
+    # Flat within a centimetre of the goal: a sharp ridge would punish every try to go down along it.
+    reward = np.where(resting, 0.9, grasp) + 0.7 * lifted + 1.5 * carried * _closeness(np.maximum(aside - 0.01, 0), 8.0)
+    # Two scales: the last centimetre matters most, but from 15 cm up the way down must still be felt.
+    lowered = 0.5 * _closeness(np.abs(above), 25.0) + np.clip(1.0 - np.abs(above) / 0.15, 0.0, 1.0)
     reward = reward + over * lowered + resting * opened
     success = resting & still & (s.gripper > RELEASED)
     return Judgement(reward + success, success, np.linalg.norm(offset, axis=1))
