@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.functional import hardtanh
 
 from policies.parts import action_box, make_encoder
 from robo_rl.errors import ConfigError
@@ -143,7 +144,7 @@ class GaussianPolicy(nn.Module):
             mean, log_std = out, self.log_std
         if self.config.mean_limit is not None:
             mean = self.config.mean_limit * torch.tanh(mean / self.config.mean_limit)
-        return mean, log_std.clamp(self.config.log_std_min, self.config.log_std_max)
+        return mean, hardtanh(log_std, self.config.log_std_min, self.config.log_std_max)
 
     def _log_prob(self, unit: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         log_prob = gaussian.log_prob(unit, mean, log_std)

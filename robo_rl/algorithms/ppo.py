@@ -193,7 +193,7 @@ class PPO:
             if config.kl_stop_at == "minibatch" and self._too_far(kls[-1]):
                 self._zero_gradients()
                 return kls[-1]
-            (loss / config.gradient_accumulation).backward()
+            (loss / config.gradient_accumulation if config.gradient_accumulation > 1 else loss).backward()
             last = i * config.minibatch_size >= batch.reward.shape[0]
             if i % config.gradient_accumulation == 0 or last:
                 norm = self._clip_gradients()
@@ -227,18 +227,17 @@ class PPO:
         critic_loss = value_loss(
             evaluation.value, batch.value_target, sample.value, config.value_clip, config.huber_delta
         ).mean()
-        entropy = evaluation.entropy.mean()
         loss = config.value_coef * critic_loss
         if self.updates >= config.critic_warmup:
             loss = loss + policy_loss
         if config.entropy_coef and self.updates >= config.critic_warmup:
-            loss = loss - config.entropy_coef * entropy
+            loss = loss - config.entropy_coef * evaluation.entropy.mean()
         with torch.no_grad():
             low, high = math.log(1 - config.clip), math.log(1 + clip_high)
             metrics = {
                 "policy_gradient_loss": policy_loss.detach(),
                 "value_loss": critic_loss.detach(),
-                "entropy_loss": -entropy.detach(),
+                "entropy_loss": -evaluation.entropy.mean(),
                 "approx_kl": kl_k3(log_ratio).mean(),
                 "clip_fraction": (log_ratio.clamp(low, high) != log_ratio).float().mean(),
             }
@@ -331,7 +330,8 @@ class PPO:
 
 def _standardize(x: Tensor, over: Tensor) -> Tensor:
     """`x` shifted and scaled by the mean and std of `over`."""
-    return (x - over.mean()) / (over.std() + 1e-8)
+    std, mean = torch.std_mean(over)
+    return (x - mean) / (std + 1e-8)
 
 
 def flat_tensors(batch: Rollout) -> dict[str, Tensor]:

@@ -124,7 +124,9 @@ def commit() -> str:
         return subprocess.run(["git", *args], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno", "--", ".", f":!{RESULTS}") else "")
+        return git("rev-parse", "--short", "HEAD") + (
+            "+" if git("status", "--porcelain", "-uno", "--", ".", f":!{RESULTS}") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
 

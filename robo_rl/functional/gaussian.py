@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, linalg
+from torch import Tensor
 from torch.nn.functional import softplus
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -18,7 +18,7 @@ def log_prob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """Log-density of `x` in nats, summed over the last axis. `log_std` is (..., A), or (A,) where all rows share it."""
     z = (x - mean) * (-log_std).exp()
     constant = log_std.sum(-1) + LOG_SQRT_2PI * x.shape[-1]
-    return -0.5 * linalg.vecdot(z, z) - constant
+    return -0.5 * (z * z).sum(-1) - constant
 
 
 def entropy(log_std: Tensor) -> Tensor:
