@@ -6,8 +6,9 @@ Axes: T num_steps, N num_envs, B a minibatch out of the flattened T * N.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -128,17 +129,23 @@ def per_row(step: Step) -> tuple[Tensor, Tensor, Tensor]:
     return reward.sum(1), valid.sum(1).clamp_min(1), valid[:, 0]
 
 
-def _map(rollout: Rollout, fn) -> Rollout:
+def _map(rollout: Rollout, fn: Callable[[Any], Any]) -> Rollout:
+    """The rollout with `fn` of every tensor (or of what stands in a tensor's place)."""
+
     def apply(x):
-        if isinstance(x, Tensor):
-            return fn(x)
+        if x is None:
+            return None
         if isinstance(x, dict):
             return {k: fn(v) for k, v in x.items()}
         if isinstance(x, ActionSample):
-            return ActionSample(*(apply(getattr(x, f.name)) for f in fields(x)))
-        return x
+            return ActionSample(*[apply(getattr(x, name)) for name in SAMPLE_FIELDS])
+        return fn(x)
 
-    return replace(rollout, **{f.name: apply(getattr(rollout, f.name)) for f in fields(rollout)})
+    return Rollout(*[apply(getattr(rollout, name)) for name in FIELDS])
+
+
+FIELDS = tuple(f.name for f in fields(Rollout))
+SAMPLE_FIELDS = tuple(f.name for f in fields(ActionSample))
 
 
 def minibatches(batch: Rollout, size: int, generator: Generator) -> Iterator[Rollout]:
@@ -146,5 +153,6 @@ def minibatches(batch: Rollout, size: int, generator: Generator) -> Iterator[Rol
     total = batch.reward.shape[0]
     # One gather a pass and views of it cost less than a gather per minibatch where minibatches are small.
     shuffled = batch[torch.randperm(total, generator=generator).to(batch.reward.device)]
-    for start in range(0, total, size):
-        yield shuffled[start : start + size]
+    parts = _map(shuffled, lambda x: x.split(size))
+    for i in range(-(-total // size)):
+        yield _map(parts, lambda split: split[i])  # noqa: B023  # used before i moves on

@@ -32,6 +32,8 @@ from robo_rl.nn.flat import flatten_parameters
 from robo_rl.nn.normalizer import RewardScaler
 from robo_rl.types import Evaluation, Metrics, Policy
 
+MEASURED = 8  # minibatches of a pass whose metrics are taken, where there are more
+
 LossTerm: TypeAlias = Callable[[Policy, Rollout, Evaluation], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -187,33 +189,36 @@ class PPO:
         """One pass of gradient steps; returns its mean KL."""
         config = self.config
         kls = []
+        # Where minibatches are many, a few of each pass are measured: metrics cost as much as the loss itself.
+        count = -(-batch.reward.shape[0] // config.minibatch_size)
+        every = 1 if config.kl_stop_at == "minibatch" else max(1, count // MEASURED)
         for i, minibatch in enumerate(minibatches(batch, config.minibatch_size, generator), start=1):
-            loss, metrics = self.loss(minibatch)
-            kls.append(metrics.get("kl", metrics["approx_kl"]))
+            loss, metrics = self.loss(minibatch, measure=i % every == 0)
+            if metrics:
+                kls.append(metrics.get("kl", metrics["approx_kl"]))
             if config.kl_stop_at == "minibatch" and self._too_far(kls[-1]):
                 self._zero_gradients()
                 return kls[-1]
             (loss / config.gradient_accumulation if config.gradient_accumulation > 1 else loss).backward()
-            last = i * config.minibatch_size >= batch.reward.shape[0]
-            if i % config.gradient_accumulation == 0 or last:
+            if i % config.gradient_accumulation == 0 or i == count:
                 norm = self._clip_gradients()
                 # A NaN anywhere in the loss or its gradient makes the norm NaN: one check covers all.
-                if not torch.isfinite(norm):
+                if not math.isfinite(norm):
                     self._zero_gradients()
                     raise NonFiniteError(
-                        f"PPO's gradient norm is {float(norm)} (loss {float(loss.detach())}). The policy is "
+                        f"PPO's gradient norm is {norm} (loss {float(loss.detach())}). The policy is "
                         "as it was before this step. Look for extreme rewards or observations in the saved minibatch.",
                         flat_tensors(minibatch),
                     )
                 self.optimizer.step()
                 self._zero_gradients()
-                totals["grad_norm"].append(norm)
+                totals["grad_norm"].append(torch.tensor(norm))
             for name, value in metrics.items():
                 totals[name].append(value)
         return torch.stack(kls).mean()
 
-    def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar loss of a flat minibatch (B, ...), and what it is made of."""
+    def loss(self, batch: Rollout, measure: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar loss of a flat minibatch (B, ...), and if asked for what it is made of."""
         config = self.config
         sample = batch.sample
         assert sample.log_prob is not None and batch.advantage is not None and batch.value_target is not None
@@ -232,23 +237,29 @@ class PPO:
             loss = loss + policy_loss
         if config.entropy_coef and self.updates >= config.critic_warmup:
             loss = loss - config.entropy_coef * evaluation.entropy.mean()
-        with torch.no_grad():
-            low, high = math.log(1 - config.clip), math.log(1 + clip_high)
-            metrics = {
-                "policy_gradient_loss": policy_loss.detach(),
-                "value_loss": critic_loss.detach(),
-                "entropy_loss": -evaluation.entropy.mean(),
-                "approx_kl": kl_k3(log_ratio).mean(),
-                "clip_fraction": (log_ratio.clamp(low, high) != log_ratio).float().mean(),
-            }
-            if config.target_kl is not None and evaluation.mean is not None and evaluation.std is not None:
-                old = sample.trace
-                metrics["kl"] = gaussian.kl(old["mean"], old["std"], evaluation.mean, evaluation.std).mean()
+        metrics: dict[str, Tensor] = {}
+        if measure:
+            metrics = {"policy_gradient_loss": policy_loss.detach(), "value_loss": critic_loss.detach()}
+            metrics |= self._measure(batch, evaluation, log_ratio)
         for term in self.terms:
             extra, extra_metrics = term(self.policy, batch, evaluation)
             loss = loss + extra
-            metrics |= extra_metrics
+            metrics |= extra_metrics if measure else {}
         return loss, metrics
+
+    @torch.no_grad()
+    def _measure(self, batch: Rollout, evaluation: Evaluation, log_ratio: Tensor) -> dict[str, Tensor]:
+        """How far the policy has moved from the one that collected, and its entropy."""
+        config, old = self.config, batch.sample.trace
+        low, high = math.log(1 - config.clip), math.log(1 + (config.clip_high or config.clip))
+        metrics = {
+            "entropy_loss": -evaluation.entropy.mean(),
+            "approx_kl": kl_k3(log_ratio).mean(),
+            "clip_fraction": ((log_ratio < low) | (log_ratio > high)).float().mean(),
+        }
+        if config.target_kl is not None and evaluation.mean is not None and evaluation.std is not None:
+            metrics["kl"] = gaussian.kl(old["mean"], old["std"], evaluation.mean, evaluation.std).mean()
+        return metrics
 
     def _ratio(self, batch: Rollout, evaluation: Evaluation) -> tuple[Tensor, Tensor, Tensor | None]:
         """Advantage and log-ratio, (B,) or (B, H) each, and the weights (B, H) of actions where they are apart.
@@ -298,13 +309,13 @@ class PPO:
         self._set_learning_rate(float(state["learning_rate"]))
         self.updates = int(state["updates"])
 
-    def _clip_gradients(self) -> Tensor:
+    def _clip_gradients(self) -> float:
         """Scale all gradients to a common norm of at most `max_grad_norm`; returns the norm before."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.stack([g.norm() for g in grads]).norm() if len(grads) > 1 else grads[0].norm()
-        scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        for grad in grads:
-            grad.mul_(scale)
+        norm = math.hypot(*(grad.norm().item() for grad in grads))
+        if norm > self.config.max_grad_norm:
+            for grad in grads:
+                grad.mul_(self.config.max_grad_norm / (norm + 1e-6))
         return norm
 
     def _zero_gradients(self) -> None:

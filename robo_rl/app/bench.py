@@ -35,6 +35,7 @@ from sims.mujoco.tabletop import TabletopConfig
 CHEETAH = "HalfCheetah-v5"
 NUM_ENVS = 256
 PEER_ENVS = 8
+SB3_ROLLOUT = 2048
 
 # Stable-Baselines3's defaults, 8 environments of 256 steps; its vf_coef 0.5 weighs the squared error, ours half of it.
 SB3_LIKE = PPOConfig(
@@ -184,15 +185,18 @@ def ppo(config: BenchConfig) -> list[results.Row]:
     """Training, learning included: HalfCheetah at minibatch 64, the tabletop at minibatch 2,048."""
     from torch import nn
 
+    # Rollouts of 2,048 steps for all, so equal update counts; from as many environments as suits each.
+    many = replace(SB3_LIKE, num_steps=SB3_ROLLOUT // 64)
     cheetah = interleave(
         [
-            _ppo_contender(MujocoConfig(task=CHEETAH, num_envs=PEER_ENVS), SB3_LIKE_POLICY, SB3_LIKE),
-            *(_sb3_contender(CHEETAH, SB3_LIKE, mode) for mode in ("dummy", "subproc")),
+            _ppo_contender(MujocoConfig(task=CHEETAH, num_envs=64), SB3_LIKE_POLICY, many),
+            _sb3_contender(CHEETAH, SB3_LIKE, "dummy", 8),
+            _sb3_contender(CHEETAH, SB3_LIKE, "dummy", 64),
+            _sb3_contender(CHEETAH, SB3_LIKE, "subproc", 8),
         ],
         config,
     )
     learner, network = PPOConfig(), GaussianConfig(obs_keys=(STATE, ENVIRONMENT_STATE))
-    peer_steps = learner.num_steps * NUM_ENVS // PEER_ENVS  # the same rollout from 8 environments: equal update counts
     tabletop = interleave(
         [
             _ppo_contender(TabletopConfig(task="lift", num_envs=NUM_ENVS), network, learner),
@@ -201,7 +205,8 @@ def ppo(config: BenchConfig) -> list[results.Row]:
                     "sims.gymnasium_export:robo_rl/Lift-v0",
                     learner,
                     mode,
-                    num_steps=peer_steps,
+                    PEER_ENVS,
+                    rollout=learner.num_steps * NUM_ENVS,
                     policy_kwargs={
                         "net_arch": {"pi": list(network.hidden), "vf": list(network.hidden)},
                         "activation_fn": nn.ELU,
@@ -219,7 +224,8 @@ def ppo(config: BenchConfig) -> list[results.Row]:
     return [
         ratio_row(
             "ppo-cheetah",
-            "PPO on HalfCheetah-v5, 8 x 256 steps, 10 epochs, minibatch 64, against Stable-Baselines3",
+            "PPO on HalfCheetah-v5, rollouts of 2,048 steps (ours from 64 environments), 10 epochs, minibatch 64, "
+            "against Stable-Baselines3 from 8 or 64",
             cheetah,
             best(cheetah),
             2.0,
@@ -348,10 +354,12 @@ def sb3_ppo(
     ppo_config: PPOConfig,
     vec_env: Literal["dummy", "subproc"],
     seed: int,
-    num_steps: int | None = None,
+    num_envs: int = PEER_ENVS,
+    rollout: int = SB3_ROLLOUT,
     policy_kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Stable-Baselines3's PPO with the settings of `ppo_config`, on 8 environments; everything else its default."""
+    """Stable-Baselines3's PPO with the settings of `ppo_config`, `rollout` steps from all environments together between
+    two updates; everything else its default."""
     try:
         from stable_baselines3 import PPO as SB3PPO
         from stable_baselines3.common.env_util import make_vec_env
@@ -360,12 +368,12 @@ def sb3_ppo(
         raise missing_extra("stable-baselines3", "sb3") from error
 
     cls = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[vec_env]
-    envs = make_vec_env(env_id, n_envs=PEER_ENVS, seed=seed, vec_env_cls=cls, wrapper_class=_flat)
+    envs = make_vec_env(env_id, n_envs=num_envs, seed=seed, vec_env_cls=cls, wrapper_class=_flat)
     return SB3PPO(
         "MlpPolicy",
         envs,
         learning_rate=ppo_config.learning_rate,
-        n_steps=num_steps or ppo_config.num_steps,
+        n_steps=rollout // num_envs,
         batch_size=ppo_config.minibatch_size,
         n_epochs=ppo_config.epochs,
         gamma=ppo_config.gamma,
@@ -399,14 +407,15 @@ def _sb3_contender(
     env_id: str,
     ppo_config: PPOConfig,
     vec_env: Literal["dummy", "subproc"],
-    num_steps: int | None = None,
+    num_envs: int,
+    rollout: int = SB3_ROLLOUT,
     policy_kwargs: dict[str, Any] | None = None,
 ) -> Contender:
-    model = sb3_ppo(env_id, ppo_config, vec_env, 0, num_steps, policy_kwargs)
+    model = sb3_ppo(env_id, ppo_config, vec_env, 0, num_envs, rollout, policy_kwargs)
     steps = model.n_steps * model.n_envs
 
     def advance() -> int:
         model.learn(steps, reset_num_timesteps=False)
         return steps
 
-    return Contender(f"SB3 {vec_env}", advance, model.get_env().close)
+    return Contender(f"SB3 {vec_env}({num_envs})", advance, model.get_env().close)

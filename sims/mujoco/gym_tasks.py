@@ -41,7 +41,7 @@ class MujocoConfig:
     horizon: int | None = None
     """Steps per episode; None takes Gymnasium's time limit."""
     num_threads: int | None = None
-    """Physics threads; None takes every core. Results do not depend on it."""
+    """Physics threads; None takes every core that gets 8 environments or more. Results do not depend on it."""
 
 
 class MujocoEnv:

@@ -26,8 +26,9 @@ class BatchPhysics:
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, substeps: int, num_threads: int | None = None):
-        """`num_threads` None takes every core; a batch of one needs none."""
-        threads = min(num_threads or os.cpu_count() or 1, num_envs)
+        """`num_threads` None takes every core that gets 8 environments or more: below that, waking a thread costs more
+        than it does."""
+        threads = min(num_threads, num_envs) if num_threads else max(1, min(os.cpu_count() or 1, num_envs // 8))
         self.model = model
         self.num_envs = num_envs
         self.substeps = substeps

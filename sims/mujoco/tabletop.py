@@ -63,7 +63,7 @@ class TabletopConfig:
     stagger: bool = True
     """Start the rows of a full reset at different elapsed steps, so that episodes end evenly; never with `init`."""
     num_threads: int | None = None
-    """Physics threads; None takes every core. Results do not depend on it."""
+    """Physics threads; None takes every core that gets 8 environments or more. Results do not depend on it."""
 
 
 class TabletopEnv:
