@@ -16,13 +16,59 @@ class MLPVelocity:
 
 
 @dataclass(frozen=True)
+class CNNTokens:
+    """A small CNN from scratch; one token for each cell of its last grid."""
+
+    kind: Literal["cnn"] = "cnn"
+    channels: tuple[int, ...] = (16, 32, 64, 128)
+    """Of convolutions 8 x 8 by 4, 4 x 4 by 2, and 3 x 3 by 2 from then on. Four of them make 3 x 3 tokens of pictures
+    of 84 pixels; three make 5 x 5, which cost twice the time and, with as many gradient steps, clone worse."""
+
+
+@dataclass(frozen=True)
+class ViTTokens:
+    """A small vision transformer from scratch, as wide as the network that it is for."""
+
+    kind: Literal["vit"] = "vit"
+    patch: int = 21
+    """Pixels of a patch's side; must divide the pictures'."""
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class TimmTokens:
+    """Any image model of timm; one token for each cell of its last grid."""
+
+    kind: Literal["timm"] = "timm"
+    name: str = "resnet18"
+    weights: str | None = None
+    """A local safetensors file; None: fresh weights. Nothing is ever downloaded."""
+
+
+@dataclass(frozen=True)
+class TorchvisionTokens:
+    """Any convolutional classifier of torchvision (and swin); one token for each cell of its last grid."""
+
+    kind: Literal["torchvision"] = "torchvision"
+    name: str = "resnet18"
+    weights: str | None = None
+    """A local safetensors file; None: fresh weights. Nothing is ever downloaded."""
+
+
+@dataclass(frozen=True)
 class TransformerVelocity:
-    """A small transformer: tokens of observation and instruction, and an action expert that attends to them."""
+    """A small transformer: tokens of pictures, vectors and the instruction (where `task_id` is among the policy's
+    obs_keys), read once per chunk, and an action expert that attends to them at every denoising step."""
 
     kind: Literal["transformer"] = "transformer"
     width: int = 128
-    depth: int = 3
+    depth: int = 1
+    """Blocks over the tokens of the observation."""
+    expert_depth: int = 2
+    """Blocks of the action expert."""
     heads: int = 4
+    encoder: CNNTokens | ViTTokens | TimmTokens | TorchvisionTokens = field(default_factory=CNNTokens)
+    """Of pictures; each camera has its own."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +104,10 @@ class FlowConfig:
     detached hidden states (averaged over the denoising steps when acting)."""
     critic_hidden: tuple[int, ...] = (256, 256)
     image_features: int = 64
-    """Features per camera of the MLP's encoder."""
+    """Features per camera, of the MLP's encoder and of a critic on observations."""
+    image_shift: int = 0
+    """Cloning shifts each picture at random by up to this many pixels either way. For cameras that may move, and for
+    long training on few demonstrations; it slows down the start."""
     normalize_obs: bool = True
     """Scale vectors by the statistics of the data that the policy was cloned from; frozen afterwards."""
     obs_clip: float = 8.0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Velocity networks: `features(obs)` once per chunk, then `forward(features, x, t)` at every denoising step.
+"""The velocity network for states, and what every velocity network has: `features(obs)`, asked for once per chunk,
+`forward(features, x, t)` at every denoising step, `pooled(features)`, `encoder`, `feature_dim` and `width`.
 
-Axes: B batch, H chunk, A action_dim, W the width of the action expert's hidden states.
+Axes: B batch, S noisy chunks per observation, H chunk, A action_dim, W the width of the action expert's hidden states.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class MLPNetwork(nn.Module):
         return features
 
     def forward(self, features: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocity (B, H, A) at `x` (B, H, A) and `t` (B,), and hidden states (B, 1, W)."""
+        """Velocity (B * S, H, A) at `x` (B * S, H, A) and `t` (B * S,); hidden states (B * S, 1, W). The S chunks of
+        one observation are neighbours."""
+        if len(x) != len(features):
+            features = features.repeat_interleave(len(x) // len(features), dim=0)
         hidden = self.trunk(torch.cat([features, x.flatten(1), time_waves(t)], dim=1))
         return self.out(hidden).view(-1, self.chunk, self.action_dim), hidden[:, None]
 

@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from policies.flow.config import FlowConfig
+from policies.flow.config import FlowConfig, TransformerVelocity
 from policies.flow.networks import MLPNetwork
+from policies.flow.transformer import TransformerNetwork
 from policies.parts import action_box, make_encoder
 from robo_rl.errors import ConfigError
 from robo_rl.functional import flow
 from robo_rl.nn.encoder import ObsEncoder
 from robo_rl.nn.mlp import mlp
-from robo_rl.types import ActionSample, Continuous, EnvSpec, Evaluation, Metrics, Obs
+from robo_rl.nn.vision import random_shift
+from robo_rl.types import IMAGES, ActionSample, Continuous, EnvSpec, Evaluation, Metrics, Obs
 
 
 class FlowPolicy(nn.Module):
@@ -40,7 +42,8 @@ class FlowPolicy(nn.Module):
         _check(config, spec)
         assert isinstance(spec.action, Continuous)
         self.config, self.action_dim = config, spec.action.dim
-        self.network = MLPNetwork(config, spec, self.action_dim)
+        network = TransformerNetwork if isinstance(config.network, TransformerVelocity) else MLPNetwork
+        self.network = network(config, spec, self.action_dim)
         if config.sampler == "noise":
             self.noise_head = mlp(self.network.width, (128, 64), config.chunk * self.action_dim, "tanh", out_gain=0.01)
         self.critic_encoder: ObsEncoder | None = None
@@ -120,8 +123,7 @@ class FlowPolicy(nn.Module):
         trace = sample.trace
         batch, random = trace["step"].shape
         features = self.network.features(obs)
-        repeated = features.repeat_interleave(random, dim=0) if random > 1 else features
-        mean, std, hidden = self._step(repeated, trace["x"].flatten(0, 1), trace["step"].flatten())
+        mean, std, hidden = self._step(features, trace["x"].flatten(0, 1), trace["step"].flatten())
         log_prob = self._log_prob(trace["next"].flatten(0, 1), mean, std).unflatten(0, (batch, random))
         std = std.expand_as(mean)
         # Of Flow-Noise, per element, averaged; the others have a constant std, whose entropy would teach nothing.
@@ -136,8 +138,9 @@ class FlowPolicy(nn.Module):
             std=self._executed(std).unflatten(0, (batch, random)).flatten(1),
         )
 
-    def _step(self, features: Tensor, x: Tensor, index: Tensor, exact: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and std of the state after step `index` (B,) from `x` (B, H, A), and the expert's hidden states."""
+    def _step(self, features: Any, x: Tensor, index: Tensor, exact: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and std of the state after step `index` (B * S,) from `x` (B * S, H, A), and the expert's hidden states.
+        `features` are what the network made of B observations; only the network looks into them."""
         config = self.config
         t = flow.grid_time(index, config.denoise_steps).to(x.device)
         velocity, hidden = self.network(features, x, t)
@@ -171,7 +174,7 @@ class FlowPolicy(nn.Module):
         assert sample.value is not None
         return sample.value
 
-    def _value(self, obs: Obs, features: Tensor | None, hidden: Tensor | None) -> Tensor:
+    def _value(self, obs: Obs, features: Any, hidden: Tensor | None) -> Tensor:
         """(B,) from observations, features, or hidden states (B, S, tokens, W), as configured."""
         if self.critic_encoder is not None:
             return self.critic(self.critic_encoder(obs)).squeeze(-1)
@@ -195,10 +198,16 @@ class FlowPolicy(nn.Module):
         action = (batch.action - self.offset) / self.scale
         noise = torch.randn(action.shape, generator=generator).to(action.device)
         t = flow.draw_time(action.shape[0], generator).to(action.device)
-        velocity, _ = self.network(self.network.features(batch.obs), flow.interpolate(action, noise, t), t)
+        obs = self._shifted(batch.obs, generator) if self.config.image_shift else batch.obs
+        velocity, _ = self.network(self.network.features(obs), flow.interpolate(action, noise, t), t)
         error = ((velocity - (noise - action)) ** 2).mean(-1)
         loss = (error * batch.valid).sum() / batch.valid.sum()
         return loss, {"flow_matching_loss": float(loss.detach())}
+
+    def _shifted(self, obs: Obs, generator: Generator | None) -> Obs:
+        """The observations with each camera's pictures shifted at random."""
+        limit, cameras = self.config.image_shift, [k for k in self.config.obs_keys if k.startswith(IMAGES)]
+        return obs | {key: random_shift(obs[key], limit, generator) for key in cameras}
 
     @torch.no_grad()
     def fit_statistics(self, obs: Obs, action: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from robo_rl.errors import ConfigError
 from robo_rl.nn.mlp import orthogonal
 from robo_rl.nn.normalizer import Normalizer
+from robo_rl.nn.vision import check_picture_spec, check_pictures, pixels
 from robo_rl.types import IMAGES, TASK_ID, ArraySpec, Obs
 
 SMALLEST = 36  # pixels; three convolutions make one of them
@@ -43,7 +44,7 @@ class SmallCNN(nn.Module):
         self.out = nn.Sequential(orthogonal(nn.Linear(flat, features), gain), nn.LayerNorm(features), nn.Tanh())
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.out(self.conv(image.permute(0, 3, 1, 2).float().div_(255).sub_(0.5)))
+        return self.out(self.conv(pixels(image).sub_(0.5)))
 
 
 class ObsEncoder(nn.Module):
@@ -63,12 +64,10 @@ class ObsEncoder(nn.Module):
         min_std: float = 0.0,
     ):
         super().__init__()
-        missing = [k for k in keys if k not in obs_spec]
-        if missing:
-            raise ConfigError(f"The policy wants {missing}, but the environment gives {sorted(obs_spec)}.")
+        check_keys(obs_spec, keys)
         self.keys = tuple(keys)
         self.num_tasks = num_tasks
-        # Module names may not contain dots, observation keys do.
+        self.shapes = {key: obs_spec[key].shape for key in self.keys}
         self.normalizers = nn.ModuleDict()
         self.images = nn.ModuleDict()
         self.out_dim = 0
@@ -77,35 +76,45 @@ class ObsEncoder(nn.Module):
             if key == TASK_ID:
                 self.out_dim += num_tasks
             elif key.startswith(IMAGES):
-                self.images[_name(key)] = SmallCNN(spec.shape, image_features)
+                check_picture_spec(key, spec)
+                self.images[module_name(key)] = SmallCNN(spec.shape, image_features)
                 self.out_dim += image_features
             else:
                 if len(spec.shape) != 1:
                     raise ConfigError(f"`{key}` has shape {spec.shape}; a vector or an image is expected.")
                 if normalize:
-                    self.normalizers[_name(key)] = Normalizer(spec.shape, clip=clip, min_std=min_std)
+                    self.normalizers[module_name(key)] = Normalizer(spec.shape, clip=clip, min_std=min_std)
                 self.out_dim += spec.shape[0]
 
     def forward(self, obs: Obs) -> Tensor:
-        parts = [self._encode(key, obs[key]) for key in self.keys]
+        parts = [self.encode(key, obs[key]) for key in self.keys]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def _encode(self, key: str, x: Tensor) -> Tensor:
+    def encode(self, key: str, x: Tensor) -> Tensor:
+        """The features (B, ...) of one key's values `x` (B, ...)."""
         if key == TASK_ID:
             return nn.functional.one_hot(x, self.num_tasks).float()
         if key.startswith(IMAGES):
-            return self.images[_name(key)](x)
-        name = _name(key)
+            return self.images[module_name(key)](check_pictures(key, x, self.shapes[key]))
+        name = module_name(key)
         return self.normalizers[name](x) if name in self.normalizers else x
 
     def update_statistics(self, obs: Obs) -> None:
         """Merge fresh observations (B, ...) into the normalisers of this encoder's keys."""
         for key in self.keys:
-            if _name(key) in self.normalizers:
-                normalizer = self.normalizers[_name(key)]
+            if module_name(key) in self.normalizers:
+                normalizer = self.normalizers[module_name(key)]
                 assert isinstance(normalizer, Normalizer)
                 normalizer.update(obs[key])
 
 
-def _name(key: str) -> str:
+def check_keys(obs_spec: Mapping[str, ArraySpec], keys: Sequence[str]) -> None:
+    """Raises ConfigError where the environment does not give all `keys`."""
+    missing = [k for k in keys if k not in obs_spec]
+    if missing:
+        raise ConfigError(f"The policy wants {missing}, but the environment gives {sorted(obs_spec)}.")
+
+
+def module_name(key: str) -> str:
+    """Module names may not contain dots, observation keys do."""
     return key.replace(".", "/")
