@@ -14,7 +14,6 @@ Axes: T num_steps, N num_envs, B minibatch, H actions of a chunk.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +22,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Generator, Tensor, nn
 
+from robo_rl.algorithms.flat_adam import FlatAdam
 from robo_rl.batch import Rollout, minibatches
-from robo_rl.errors import ConfigError, NonFiniteError
-from robo_rl.functional import gaussian
+from robo_rl.errors import ConfigError
 from robo_rl.functional.advantages import fold_chunk, gae, to_go_within_chunk
-from robo_rl.functional.losses import clipped_surrogate, explained_variance, kl_k3, value_loss
-from robo_rl.nn.flat import flatten_parameters
+from robo_rl.functional.losses import chunk_ratio, clipped_surrogate, explained_variance, policy_shift, value_loss
 from robo_rl.nn.normalizer import RewardScaler
 from robo_rl.types import Evaluation, Metrics, Policy
 
@@ -97,20 +95,14 @@ class PPO:
         self.policy: Policy = policy  # type: ignore[assignment]  # a module with the protocol's methods
         self.config, self.terms = config, tuple(terms)
         trained = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
-        # One flat parameter for each learning rate.
-        separate = config.critic_learning_rate is not None
-        groups = [
-            [p for name, p in trained if (separate and name.startswith("critic")) == flag] for flag in (False, True)
-        ]
-        self.parameters = [flatten_parameters(group) for group in groups if group]
-        self.optimizer = torch.optim.Adam(
-            [{"params": [p], "lr": config.learning_rate} for p in self.parameters], eps=config.adam_epsilon, fused=True
-        )
-        device = self.parameters[0].device
-        self.reward_scaler = RewardScaler(num_envs).to(device) if config.scale_reward else None
+        groups = [([p for _, p in trained], config.learning_rate)]
+        if config.critic_learning_rate is not None:
+            critic = [p for name, p in trained if name.startswith("critic")]
+            others = [p for name, p in trained if not name.startswith("critic")]
+            groups = [(others, config.learning_rate), (critic, config.critic_learning_rate)]
+        self.optimizer = FlatAdam(groups, config.max_grad_norm, config.adam_epsilon)
+        self.reward_scaler = RewardScaler(num_envs).to(trained[0][1].device) if config.scale_reward else None
         self.updates = 0
-        self.learning_rate = config.learning_rate
-        self._set_learning_rate(config.learning_rate)
 
     def update(self, rollout: Rollout, generator: Generator, progress: float = 0.0) -> Metrics:
         """Improve the policy by one rollout (T, N).
@@ -127,7 +119,7 @@ class PPO:
         """
         config = self.config
         if config.schedule == "linear":
-            self._set_learning_rate(config.learning_rate * (1 - progress))
+            self.optimizer.set_learning_rate(config.learning_rate * (1 - progress))
         rollout = self.with_advantages(rollout)
         batch = rollout.flatten()
         if not bool(batch.usable.all()):
@@ -146,7 +138,7 @@ class PPO:
         metrics = {f"train/{k}": float(torch.stack(v).mean()) for k, v in totals.items()}
         return metrics | {
             "train/explained_variance": float(explained_variance(batch.sample.value, batch.value_target)),
-            "train/learning_rate": self.learning_rate,
+            "train/learning_rate": self.optimizer.learning_rate,
         }
 
     def with_advantages(self, rollout: Rollout) -> Rollout:
@@ -197,21 +189,11 @@ class PPO:
             if metrics:
                 kls.append(metrics.get("kl", metrics["approx_kl"]))
             if config.kl_stop_at == "minibatch" and self._too_far(kls[-1]):
-                self._zero_gradients()
+                self.optimizer.zero_grad()
                 return kls[-1]
             (loss / config.gradient_accumulation if config.gradient_accumulation > 1 else loss).backward()
             if i % config.gradient_accumulation == 0 or i == count:
-                norm = self._clip_gradients()
-                # A NaN anywhere in the loss or its gradient makes the norm NaN: one check covers all.
-                if not math.isfinite(norm):
-                    self._zero_gradients()
-                    raise NonFiniteError(
-                        f"PPO's gradient norm is {norm} (loss {float(loss.detach())}). The policy is "
-                        "as it was before this step. Look for extreme rewards or observations in the saved minibatch.",
-                        flat_tensors(minibatch),
-                    )
-                self.optimizer.step()
-                self._zero_gradients()
+                norm = self.optimizer.step("PPO", loss, minibatch)
                 totals["grad_norm"].append(torch.tensor(norm))
             for name, value in metrics.items():
                 totals[name].append(value)
@@ -223,7 +205,9 @@ class PPO:
         sample = batch.sample
         assert sample.log_prob is not None and batch.advantage is not None and batch.value_target is not None
         evaluation = self.policy.evaluate(batch.obs, sample)
-        advantage, log_ratio, weight = self._ratio(batch, evaluation)
+        advantage, log_ratio, weight = chunk_ratio(
+            evaluation.log_prob, sample.log_prob, batch.advantage, batch.valid, config.ratio
+        )
         if config.normalize_advantage == "minibatch":
             advantage = _standardize(advantage, advantage)
         clip_high = config.clip if config.clip_high is None else config.clip_high
@@ -240,117 +224,43 @@ class PPO:
         metrics: dict[str, Tensor] = {}
         if measure:
             metrics = {"policy_gradient_loss": policy_loss.detach(), "value_loss": critic_loss.detach()}
-            metrics |= self._measure(batch, evaluation, log_ratio)
+            exact = config.target_kl is not None
+            metrics |= policy_shift(evaluation, sample, log_ratio, config.clip, clip_high, exact)
         for term in self.terms:
             extra, extra_metrics = term(self.policy, batch, evaluation)
             loss = loss + extra
             metrics |= extra_metrics if measure else {}
         return loss, metrics
 
-    @torch.no_grad()
-    def _measure(self, batch: Rollout, evaluation: Evaluation, log_ratio: Tensor) -> dict[str, Tensor]:
-        """How far the policy has moved from the one that collected, and its entropy."""
-        config, old = self.config, batch.sample.trace
-        low, high = math.log(1 - config.clip), math.log(1 + (config.clip_high or config.clip))
-        metrics = {
-            "entropy_loss": -evaluation.entropy.mean(),
-            "approx_kl": kl_k3(log_ratio).mean(),
-            "clip_fraction": ((log_ratio < low) | (log_ratio > high)).float().mean(),
-        }
-        if config.target_kl is not None and evaluation.mean is not None and evaluation.std is not None:
-            metrics["kl"] = gaussian.kl(old["mean"], old["std"], evaluation.mean, evaluation.std).mean()
-        return metrics
-
-    def _ratio(self, batch: Rollout, evaluation: Evaluation) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Advantage and log-ratio, (B,) or (B, H) each, and the weights (B, H) of actions where they are apart.
-
-        Actions of a chunk that were not executed have log-ratio 0.
-        """
-        assert batch.advantage is not None and batch.sample.log_prob is not None
-        log_ratio = evaluation.log_prob - batch.sample.log_prob
-        if log_ratio.ndim == 1:
-            return batch.advantage, log_ratio, None
-        log_ratio = log_ratio * batch.valid
-        if self.config.ratio == "chunk":
-            return batch.advantage, log_ratio.sum(-1), None
-        advantage = batch.advantage if batch.advantage.ndim == 2 else batch.advantage[:, None]
-        return advantage.expand_as(log_ratio), log_ratio, batch.valid.to(log_ratio.dtype)
-
     def actor(self) -> Policy:
         return self.policy
 
     def state_dict(self) -> dict[str, Tensor]:
         """Optimiser moments, learning rate and reward statistics as flat tensors; the policy saves its own weights."""
-        state = {
-            "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
-            "updates": torch.tensor(self.updates),
-        }
-        for index, moments in self.optimizer.state_dict()["state"].items():
-            state |= {f"adam/{index}/{name}": value for name, value in moments.items()}
+        state = self.optimizer.state_dict() | {"updates": torch.tensor(self.updates)}
         if self.reward_scaler is not None:
             state |= {f"reward_scaler/{k}": v for k, v in self.reward_scaler.state_dict().items()}
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict` of the same configuration."""
-        moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        scaler = {}
-        for key, value in state.items():
-            kind, _, rest = key.partition("/")
-            if kind == "adam":
-                index, name = rest.split("/")
-                moments[int(index)][name] = value
-            elif kind == "reward_scaler":
-                scaler[rest] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": dict(moments), "param_groups": groups})
-        if self.reward_scaler is not None:
-            self.reward_scaler.load_state_dict(scaler)
-        self._set_learning_rate(float(state["learning_rate"]))
+        self.optimizer.load_state_dict(state)
         self.updates = int(state["updates"])
-
-    def _clip_gradients(self) -> float:
-        """Scale all gradients to a common norm of at most `max_grad_norm`; returns the norm before."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = math.hypot(*(grad.norm().item() for grad in grads))
-        if norm > self.config.max_grad_norm:
-            for grad in grads:
-                grad.mul_(self.config.max_grad_norm / (norm + 1e-6))
-        return norm
-
-    def _zero_gradients(self) -> None:
-        for p in self.parameters:
-            assert p.grad is not None  # flatten_parameters made it
-            p.grad.zero_()
+        if self.reward_scaler is not None:
+            prefix = "reward_scaler/"
+            scaler = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            self.reward_scaler.load_state_dict(scaler)
 
     def _adapt_learning_rate(self, kl: float) -> None:
-        config = self.config
+        config, rate = self.config, self.optimizer.learning_rate
         assert config.target_kl is not None  # refused in __init__
         if kl > 2 * config.target_kl:
-            self._set_learning_rate(max(config.learning_rate_min, self.learning_rate / 1.5))
+            self.optimizer.set_learning_rate(max(config.learning_rate_min, rate / 1.5))
         elif kl < config.target_kl / 2:
-            self._set_learning_rate(min(config.learning_rate_max, self.learning_rate * 1.5))
-
-    def _set_learning_rate(self, rate: float) -> None:
-        self.learning_rate = rate
-        config = self.config
-        ratio = 1.0 if config.critic_learning_rate is None else config.critic_learning_rate / config.learning_rate
-        for group, factor in zip(self.optimizer.param_groups, (1.0, ratio), strict=False):
-            group["lr"] = rate * factor
+            self.optimizer.set_learning_rate(min(config.learning_rate_max, rate * 1.5))
 
 
 def _standardize(x: Tensor, over: Tensor) -> Tensor:
     """`x` shifted and scaled by the mean and std of `over`."""
     std, mean = torch.std_mean(over)
     return (x - mean) / (std + 1e-8)
-
-
-def flat_tensors(batch: Rollout) -> dict[str, Tensor]:
-    """A batch as one flat dict of its own tensors, for saving."""
-    out = {f"obs/{k}": v for k, v in batch.obs.items()} | {f"trace/{k}": v for k, v in batch.sample.trace.items()}
-    out["action"] = batch.sample.action
-    named = {"log_prob": batch.sample.log_prob, "value": batch.sample.value}
-    for name in ("reward", "terminated", "truncated", "valid", "next_value", "ids", "advantage", "value_target"):
-        named[name] = getattr(batch, name)
-    out |= {k: v for k, v in named.items() if v is not None}
-    return {k: v.detach().contiguous().clone() for k, v in out.items()}

@@ -1,11 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of ratio-based policy gradients, and KL estimators. All are per element (B,); the caller averages."""
+"""Losses of ratio-based policy gradients, and KL estimators. All are per element (B,); the caller averages.
+
+Axes: B batch, H actions of a chunk.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
+
+from robo_rl.functional import gaussian
+from robo_rl.types import ActionSample, Evaluation
+
+
+def chunk_ratio(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, valid: Tensor, ratio: Literal["chunk", "action"]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One log-ratio per chunk of actions, or one per action.
+
+    Args:
+        log_prob, old_log_prob: (B,), or (B, H) with a column per action of a chunk.
+        advantage: (B,), or (B, H) where each action has its own.
+        valid: as `log_prob`, False for actions that were not executed; their log-ratio is 0.
+
+    Returns:
+        advantage and log-ratio, (B,) or (B, H) each, and the weights (B, H) of actions where they are apart, else None.
+    """
+    log_ratio = log_prob - old_log_prob
+    if log_ratio.ndim == 1:
+        return advantage, log_ratio, None
+    log_ratio = log_ratio * valid
+    if ratio == "chunk":
+        return advantage, log_ratio.sum(-1), None
+    advantage = advantage if advantage.ndim == 2 else advantage[:, None]
+    return advantage.expand_as(log_ratio), log_ratio, valid.to(log_ratio.dtype)
 
 
 def clipped_surrogate(
@@ -57,6 +89,26 @@ def value_loss(
 def kl_k3(log_ratio: Tensor) -> Tensor:
     """Schulman's estimator of KL(old || new) per sample: exp(r) - 1 - r >= 0, unbiased (joschu.net/blog/kl-approx)."""
     return log_ratio.exp() - 1 - log_ratio
+
+
+@torch.no_grad()
+def policy_shift(
+    evaluation: Evaluation, sample: ActionSample, log_ratio: Tensor, clip_low: float, clip_high: float, exact_kl: bool
+) -> dict[str, Tensor]:
+    """How far a policy has moved from the one that collected `sample`, and its entropy; scalars, KL in nats.
+
+    `kl`, the exact one of the Gaussians, is there if asked for with `exact_kl` and if the policy is one.
+    """
+    low, high = math.log(1 - clip_low), math.log(1 + clip_high)
+    metrics = {
+        "entropy_loss": -evaluation.entropy.mean(),
+        "approx_kl": kl_k3(log_ratio).mean(),
+        "clip_fraction": ((log_ratio < low) | (log_ratio > high)).float().mean(),
+    }
+    if exact_kl and evaluation.mean is not None and evaluation.std is not None:
+        old = sample.trace
+        metrics["kl"] = gaussian.kl(old["mean"], old["std"], evaluation.mean, evaluation.std).mean()
+    return metrics
 
 
 def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def test_state_round_trip_continues_bit_identically():
     copy.load_state_dict({k: v.clone() for k, v in algorithm.state_dict().items()})
     for a, p in ((algorithm, policy), (copy, other)):
         a.update(_rollout(p, seed=5), _generator())
-    assert copy.learning_rate == algorithm.learning_rate
+    assert copy.optimizer.learning_rate == algorithm.optimizer.learning_rate
     for a, b in zip(policy.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
