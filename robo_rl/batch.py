@@ -28,7 +28,8 @@ class Rollout:
             (T, N, H) with chunks, a column per action.
         terminated, truncated: bool ends of the step.
         valid: bool, False where nobody may learn from the row; (T, N, H) with chunks, True for executed actions.
-        next_value: float32, the critic's value of the true next observation; ignored where terminated.
+        next_value: float32, the critic's value of the true next observation; ignored where terminated. 0 without a
+            critic, where `sample.value` is None.
         ids: int64, `global_step * num_envs + row`, unique in a run; late answers are written to their own row by it.
         advantage, value_target: float32, None until `functional.advantages` has filled them.
         extras: further fields (teacher actions, reward terms) with one bool mask `has_<name>` each where they may be
@@ -54,22 +55,22 @@ class Rollout:
         def like(x: Tensor) -> Tensor:
             return torch.zeros((num_steps, *x.shape), dtype=x.dtype, device=x.device)
 
-        if sample.log_prob is None or sample.value is None:
-            raise ContractError("An on-policy rollout needs a policy that gives log_prob and value with each action.")
+        if sample.log_prob is None:
+            raise ContractError("An on-policy rollout needs a policy that gives a log_prob with each action.")
         flags = torch.zeros(spec.num_envs, dtype=torch.bool, device=sample.log_prob.device)
         return Rollout(
             obs={k: like(v) for k, v in obs.items()},
             sample=ActionSample(
                 action=like(sample.action),
                 log_prob=like(sample.log_prob),
-                value=like(sample.value),
+                value=None if sample.value is None else like(sample.value),
                 trace={k: like(v) for k, v in sample.trace.items()},
             ),
             reward=like(sample.log_prob),
             terminated=like(flags),
             truncated=like(flags),
             valid=like(sample.log_prob.bool()),
-            next_value=like(sample.value),
+            next_value=like(flags.float() if sample.value is None else sample.value),
             ids=like(flags.long()),
         )
 
@@ -88,10 +89,10 @@ class Rollout:
             stored[t].copy_(obs[key])
         stored = self.sample
         stored.action[t].copy_(sample.action)
-        assert stored.log_prob is not None and stored.value is not None  # allocate() refused samples without
-        assert sample.log_prob is not None and sample.value is not None
+        assert stored.log_prob is not None and sample.log_prob is not None  # allocate() refused samples without
         stored.log_prob[t].copy_(sample.log_prob)
-        stored.value[t].copy_(sample.value)
+        if stored.value is not None and sample.value is not None:
+            stored.value[t].copy_(sample.value)
         for key, trace in stored.trace.items():
             trace[t].copy_(sample.trace[key])
 

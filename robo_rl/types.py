@@ -198,13 +198,14 @@ class ActionSample:
 class Evaluation:
     """A policy's present opinion of stored actions; gradients flow.
 
-    `entropy` and `value` are (B,), `log_prob` as in the sample. `mean` and `std`, where the density is a diagonal
-    Gaussian, are those of the variable whose density `log_prob` is, and make an exact KL possible.
+    `entropy` and `value` are (B,), `log_prob` as in the sample; no value from a policy without a critic. `mean` and
+    `std`, where the density is a diagonal Gaussian, are those of the variable whose density `log_prob` is, and make an
+    exact KL possible.
     """
 
     log_prob: Tensor
     entropy: Tensor
-    value: Tensor
+    value: Tensor | None
     mean: Tensor | None = None
     std: Tensor | None = None
 

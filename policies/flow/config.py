@@ -99,9 +99,9 @@ class FlowConfig:
     joint: Literal["sum", "mean"] = "sum"
     """With several random steps: the log-prob of a chunk is the sum over them (the true joint one), or their mean (the
     official piRL code; the ratio is then the root of the true one)."""
-    critic: Literal["obs", "encoder", "expert"] = "obs"
+    critic: Literal["obs", "encoder", "expert", "none"] = "obs"
     """The critic reads observations by a network of its own, the actor's detached features, or the action expert's
-    detached hidden states (averaged over the denoising steps when acting)."""
+    detached hidden states (averaged over the denoising steps when acting). none: there is none, for GRPO."""
     critic_hidden: tuple[int, ...] = (256, 256)
     image_features: int = 64
     """Features per camera, of the MLP's encoder and of a critic on observations."""

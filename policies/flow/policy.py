@@ -19,7 +19,7 @@ from policies.flow.config import FlowConfig, TransformerVelocity
 from policies.flow.networks import MLPNetwork
 from policies.flow.transformer import TransformerNetwork
 from policies.parts import action_box, make_encoder
-from robo_rl.errors import ConfigError
+from robo_rl.errors import ConfigError, ContractError
 from robo_rl.functional import flow
 from robo_rl.nn.encoder import ObsEncoder
 from robo_rl.nn.mlp import mlp
@@ -48,11 +48,13 @@ class FlowPolicy(nn.Module):
             self.noise_head = mlp(self.network.width, (128, 64), config.chunk * self.action_dim, "tanh", out_gain=0.01)
         self.critic_encoder: ObsEncoder | None = None
         critic_in = {"encoder": self.network.feature_dim, "expert": self.network.width}.get(config.critic)
-        if critic_in is None:
+        if config.critic == "obs":
             keys = config.critic_obs_keys or config.obs_keys
             self.critic_encoder = make_encoder(config, spec, keys, config.min_std)
             critic_in = self.critic_encoder.out_dim
-        self.critic = mlp(critic_in, config.critic_hidden, 1, "elu", out_gain=1.0)
+        self.critic: nn.Module | None = None
+        if critic_in is not None:
+            self.critic = mlp(critic_in, config.critic_hidden, 1, "elu", out_gain=1.0)
         for name, value in action_box(spec.action).items():
             self.register_buffer(name, value)
         self.register_buffer("fitted", torch.tensor(False))
@@ -64,7 +66,7 @@ class FlowPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False, generator: Generator | None = None) -> ActionSample:
-        """Chunks of actions (B, E, A) within the bounds; log_prob (B, E), value (B,).
+        """Chunks of actions (B, E, A) within the bounds; log_prob (B, E), value (B,) where there is a critic.
 
         `deterministic` walks the ODE from random noise; there is then no log-prob. `trace` holds the random steps:
         states before and after `x`, `next` (B, S, H, A), `step` (B, S), and `mean`, `std` (B, S * E * A).
@@ -167,15 +169,20 @@ class FlowPolicy(nn.Module):
     # --- the critic --------------------------------------------------------------------------------------------
 
     def value(self, obs: Obs) -> Tensor:
-        if self.config.critic != "expert":
-            return self._value(obs, self.network.features(obs) if self.config.critic == "encoder" else None, None)
-        # A chunk has to be denoised to have hidden states; from the same noise each time, so that V is a function.
-        sample = self.act(obs, generator=Generator().manual_seed(0))
-        assert sample.value is not None
-        return sample.value
+        """(B,). Raises ContractError where the policy has no critic."""
+        if self.config.critic == "expert":
+            # A chunk has to be denoised to have hidden states; from the same noise each time, so that V is a function.
+            value = self.act(obs, generator=Generator().manual_seed(0)).value
+        else:
+            value = self._value(obs, self.network.features(obs) if self.config.critic == "encoder" else None, None)
+        if value is None:
+            raise ContractError("This policy has no value: its policy.critic is `none`. Choose another, or use GRPO.")
+        return value
 
-    def _value(self, obs: Obs, features: Any, hidden: Tensor | None) -> Tensor:
-        """(B,) from observations, features, or hidden states (B, S, tokens, W), as configured."""
+    def _value(self, obs: Obs, features: Any, hidden: Tensor | None) -> Tensor | None:
+        """(B,) from observations, features, or hidden states (B, S, tokens, W), as configured; or None."""
+        if self.critic is None:
+            return None
         if self.critic_encoder is not None:
             return self.critic(self.critic_encoder(obs)).squeeze(-1)
         if self.config.critic == "encoder":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser of ratio-based algorithms: Adam with one learning rate per group, one limit on the gradient's norm, and a
-refusal to take a step that is not finite."""
+"""The optimiser of ratio-based algorithms: Adam with one learning rate per group of parameters, one limit on the
+gradient's norm, and a refusal to take a step that is not finite."""
 
 from __future__ import annotations
 

@@ -205,6 +205,7 @@ class PPO:
         sample = batch.sample
         assert sample.log_prob is not None and batch.advantage is not None and batch.value_target is not None
         evaluation = self.policy.evaluate(batch.obs, sample)
+        assert evaluation.value is not None
         advantage, log_ratio, weight = chunk_ratio(
             evaluation.log_prob, sample.log_prob, batch.advantage, batch.valid, config.ratio
         )

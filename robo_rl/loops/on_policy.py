@@ -96,7 +96,9 @@ class OnPolicy:
                 ended_at.append((t, rows, {k: v[rows] for k, v in step.final_obs.items()}))
                 policy.reset(rows)
             self.obs = step.obs
-        assert rollout is not None and rollout.sample.value is not None
+        assert rollout is not None
+        if rollout.sample.value is None:
+            raise ContractError("The policy gives no value, and PPO learns from values: give it a critic, or use GRPO.")
         rollout.ids.copy_(torch.arange(self.num_steps * num_envs).view(self.num_steps, num_envs))
         rollout.ids.add_(self.env_steps)
         # The next observation of a row is the next one acted on, unless its episode ended: then it is final_obs.
