@@ -23,6 +23,7 @@ import sims
 from policies import PolicyConfig
 from robo_rl import checkpoint
 from robo_rl.algorithms.bc import BCConfig
+from robo_rl.algorithms.grpo import GRPO, GRPOConfig
 from robo_rl.algorithms.ppo import PPO, PPOConfig
 from robo_rl.app.cpu import cpu_seconds
 from robo_rl.app.evaluate import EvaluationConfig, chunked_for, evaluation_env, run_evaluation
@@ -30,6 +31,7 @@ from robo_rl.app.train_offline import DemonstrationsConfig, TrainOfflineConfig, 
 from robo_rl.config import dump, load, to_dict
 from robo_rl.errors import ConfigError, ContractError, NonFiniteError
 from robo_rl.loops.evaluate import EvaluationResult
+from robo_rl.loops.groups import GroupLoop
 from robo_rl.loops.on_policy import OnPolicy
 from robo_rl.tracking.run_dir import RunDir, versions
 from robo_rl.tracking.tracker import Tracker
@@ -57,7 +59,7 @@ class CloneConfig:
 class TrainSimConfig:
     env: SimConfig
     policy: PolicyConfig
-    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    algorithm: PPOConfig | GRPOConfig = field(default_factory=PPOConfig)
     clone: CloneConfig | None = None
     """Clone the policy from demonstrations first, in this environment, and start from that."""
     start_from: str | None = None
@@ -82,8 +84,8 @@ class Run:
     config: TrainSimConfig
     spec: EnvSpec
     policy: Any  # a torch.nn.Module that is a Policy
-    algorithm: PPO
-    loop: OnPolicy
+    algorithm: PPO | GRPO
+    loop: OnPolicy | GroupLoop
     cpu_before: float = 0.0  # spent by the runs that this one resumes [s]
     wall_before: float = 0.0
     saved_at: int = -1  # env_steps of the newest checkpoint
@@ -134,9 +136,15 @@ def make_run(config: TrainSimConfig) -> Run:
     env = sims.make(config.env, config.seed)
     policy = policies.make(config.policy, env.spec).to(config.device)
     env = chunked_for(env, policy)
-    algorithm = PPO(policy, config.algorithm, env.spec.num_envs)
     generator = torch.Generator().manual_seed(config.seed)
-    loop = OnPolicy(env, policy, algorithm, config.algorithm.num_steps, generator, config.seed)
+    match config.algorithm:
+        case PPOConfig() as settings:
+            algorithm = PPO(policy, settings, env.spec.num_envs)
+            loop = OnPolicy(env, policy, algorithm, settings.num_steps, generator, config.seed)
+        case GRPOConfig() as settings:
+            algorithm = GRPO(policy, settings)
+            size, resamples = settings.group_size, settings.max_resamples
+            loop = GroupLoop(env, policy, algorithm, size, resamples, generator, config.seed)
     if config.evaluation.video:
         env.render(torch.arange(1))  # a missing OpenGL is to be found now, not after training
     return Run(config, env.spec, policy, algorithm, loop)
@@ -276,7 +284,7 @@ def dry_run(config: TrainSimConfig) -> str:
         lines += [f"tasks        {'; '.join(run.spec.tasks)}", f"success      {run.spec.success}"]
         count = sum(p.numel() for p in run.policy.parameters())
         lines += [f"policy       {config.policy.kind}, {count:,} parameters on {config.device}"]
-        per_update = config.algorithm.num_steps * run.spec.num_envs
+        per_update = run.loop.num_steps * getattr(run.loop.env, "chunk", 1) * run.spec.num_envs
         updates = -(-config.total_env_steps // per_update)
         lines += [f"algorithm    {config.algorithm.kind}, {updates:,} updates of {per_update:,} steps"]
     finally:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from policies.categorical import CategoricalConfig
 from policies.gaussian import GaussianConfig
+from robo_rl.algorithms.ppo import PPOConfig
 from robo_rl.app import train_offline
 from robo_rl.app.train_offline import TrainOfflineConfig
 from robo_rl.app.train_sim import TrainSimConfig, dry_run
@@ -197,7 +198,7 @@ def test_configurations_are_found_from_any_folder(tmp_path, monkeypatch):
 def test_overrides_take_dashes_underscores_and_tuples():
     arguments = ["--env.num-envs", "7", "--algorithm.num_steps", "9", "--policy.hidden", "32", "16"]
     config = load(TrainSimConfig, CONFIGS / "train/lift.yaml", arguments)
-    assert isinstance(config.policy, GaussianConfig)
+    assert isinstance(config.policy, GaussianConfig) and isinstance(config.algorithm, PPOConfig)
     assert (config.env.num_envs, config.algorithm.num_steps, config.policy.hidden) == (7, 9, (32, 16))
     assert config.env.task == "lift"
 
