@@ -52,7 +52,7 @@ def test_every_yaml_loads_and_survives_a_round_trip(path, tmp_path):
 
 @pytest.mark.parametrize("path", [p for p in TRAIN if "maniskill" not in p.stem], ids=lambda p: p.stem)
 def test_every_yaml_builds(path):
-    config = load(TrainSimConfig, path, ["--env.num-envs", "2"])
+    config = load(TrainSimConfig, path, ["--env.num-envs", "8"])  # one group of GRPO
     text = dry_run(config)
     assert config.policy.kind in text
     assert "parameters" in text
